@@ -1,0 +1,269 @@
+"""The ledger: what every stage read, kept, dropped and failed to read, in sums that must balance.
+
+One `ShardLedger` is written for each shard of each segment, last, when everything that it speaks of is on disk.
+
+    read = kept + dropped (by first reason) + failed (by error) + edited      in documents, characters and bytes
+
+`edited` is what editing took away from documents that were kept (its documents are always 0; negative where text
+grew). Before `extract` a document is HTML: its bytes count, its characters are 0. All figures are sums, so shards
+merge exactly; no mean is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+from pydantic import BaseModel, ConfigDict, Field
+
+from gristmill.stages.documents import Batch, Measure, column
+
+
+class LedgerError(ValueError):
+    """A ledger does not balance, or is not what was written."""
+
+
+class _Sums(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Amount(_Sums):
+    """A number of documents with their size."""
+
+    documents: int = 0
+    chars: int = 0
+    bytes: int = 0
+    tokens: int = 0
+
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(
+            documents=self.documents + other.documents,
+            chars=self.chars + other.chars,
+            bytes=self.bytes + other.bytes,
+            tokens=self.tokens + other.tokens,
+        )
+
+    def __sub__(self, other: Amount) -> Amount:
+        return Amount(
+            documents=self.documents - other.documents,
+            chars=self.chars - other.chars,
+            bytes=self.bytes - other.bytes,
+            tokens=self.tokens - other.tokens,
+        )
+
+    def __str__(self) -> str:
+        text = f"{self.documents:,} documents, {self.chars:,} characters, {self.bytes:,} bytes"
+        return text + (f", {self.tokens:,} tokens" if self.tokens else "")
+
+
+class Histogram(_Sums):
+    """Counts of a measure between fixed edges; `kept` and `dropped` are (bins + 2): under, bins, over."""
+
+    unit: str = ""
+    edges: list[float]
+    kept: list[int]
+    dropped: list[int]
+    missing: int = 0  # documents without a value
+
+    @classmethod
+    def empty(cls, measure: Measure) -> Histogram:
+        zeros = [0] * (len(measure.edges) + 1)
+        return cls(unit=measure.unit, edges=list(measure.edges), kept=list(zeros), dropped=list(zeros))
+
+    def add(self, values: np.ndarray, *, kept: bool) -> None:
+        """Counts values (n,) float64. A value on an edge belongs to the bin above it, the last edge to the last bin."""
+        known = values[~np.isnan(values)]
+        bins = np.searchsorted(np.asarray(self.edges), known, side="right")
+        bins[known == self.edges[-1]] -= 1
+        counts = np.bincount(bins, minlength=len(self.edges) + 1)
+        side = self.kept if kept else self.dropped
+        for i in np.flatnonzero(counts):
+            side[i] += int(counts[i])
+        self.missing += int(len(values) - len(known))
+
+    def merge(self, other: Histogram) -> Histogram:
+        if self.edges != other.edges:
+            raise LedgerError("Two histograms of one measure have different edges: their shards come from different versions.")
+        return Histogram(
+            unit=self.unit,
+            edges=self.edges,
+            kept=[a + b for a, b in zip(self.kept, other.kept, strict=True)],
+            dropped=[a + b for a, b in zip(self.dropped, other.dropped, strict=True)],
+            missing=self.missing + other.missing,
+        )
+
+
+class StageLedger(_Sums):
+    """The books of one stage, for one shard or merged over many."""
+
+    stage: str
+    read: Amount = Field(default_factory=Amount)
+    kept: Amount = Field(default_factory=Amount)
+    dropped: dict[str, Amount] = Field(default_factory=dict)  # by first reason
+    failed: dict[str, Amount] = Field(default_factory=dict)  # by error
+    edited: Amount = Field(default_factory=Amount)
+    counters: dict[str, int] = Field(default_factory=dict)
+    histograms: dict[str, Histogram] = Field(default_factory=dict)
+    seconds: float = 0.0
+
+    def balance(self) -> Amount:
+        """What is unaccounted for; all zeros in a sound ledger."""
+        out = self.kept + self.edited
+        for amount in (*self.dropped.values(), *self.failed.values()):
+            out = out + amount
+        return self.read - out
+
+    def check(self, where: str) -> None:
+        """Raises LedgerError when the sums do not balance."""
+        left = self.balance()
+        if left != Amount() or self.edited.documents:
+            raise LedgerError(
+                f"{where}: stage {self.stage} does not balance: read {self.read}; unaccounted for: {left}. "
+                "Nothing was published from it. Delete the segment's folder and run the recipe again."
+            )
+
+    def merge(self, other: StageLedger) -> StageLedger:
+        """Exact sum of two shards' books."""
+        if self.stage != other.stage:
+            raise LedgerError(f"The ledgers of stage {self.stage} and stage {other.stage} cannot be added.")
+        return StageLedger(
+            stage=self.stage,
+            read=self.read + other.read,
+            kept=self.kept + other.kept,
+            dropped=_add(self.dropped, other.dropped),
+            failed=_add(self.failed, other.failed),
+            edited=self.edited + other.edited,
+            counters={
+                k: self.counters.get(k, 0) + other.counters.get(k, 0) for k in sorted({*self.counters, *other.counters})
+            },
+            histograms={
+                k: self.histograms[k].merge(other.histograms[k])
+                if k in self.histograms and k in other.histograms
+                else (self.histograms.get(k) or other.histograms[k])
+                for k in sorted({*self.histograms, *other.histograms})
+            },
+            seconds=self.seconds + other.seconds,
+        )
+
+
+class FileRecord(_Sums):
+    """A file that a shard published."""
+
+    path: str  # relative to the segment's folder
+    rows: int
+    bytes: int
+    xxh3: str  # 128 bits, hex
+
+
+class ShardLedger(_Sums):
+    """Everything known about one shard of one segment."""
+
+    key: str  # identity of settings, code version, input and upstream: the same key means the same bytes
+    segment: str
+    shard: int
+    source: str
+    input: str  # path, and range where the file was split
+    stages: list[StageLedger] = Field(default_factory=list)
+    files: list[FileRecord] = Field(default_factory=list)
+    problems: list[str] = Field(default_factory=list)  # the first few records that failed: where and why
+    seconds: float = 0.0
+    versions: dict[str, str] = Field(default_factory=dict)
+    host: str = ""
+    digest: str = ""  # of all the above
+
+    def check(self, where: str) -> None:
+        """Raises LedgerError when a stage does not balance or does not read what the stage before it kept."""
+        for stage in self.stages:
+            stage.check(where)
+        for before, after in zip(self.stages, self.stages[1:], strict=False):
+            if before.kept != after.read:
+                raise LedgerError(
+                    f"{where}: stage {before.stage} kept {before.kept}, but stage {after.stage} read {after.read}."
+                )
+
+    def sealed(self) -> bytes:
+        """The bytes to publish, with the digest set."""
+        return orjson.dumps({**self.model_dump(exclude={"digest"}), "digest": self._digest()}, option=orjson.OPT_INDENT_2)
+
+    @classmethod
+    def opened(cls, data: bytes, where: str) -> ShardLedger:
+        """Reads what `sealed` wrote. Raises LedgerError when it was changed since or cannot be read."""
+        try:
+            ledger = cls.model_validate(orjson.loads(data))
+        except ValueError as error:
+            raise LedgerError(f"{where}: not a ledger: {error}") from error
+        if ledger.digest != ledger._digest():
+            raise LedgerError(
+                f"{where}: the ledger was changed after it was written (its digest does not match). "
+                "Delete the file and run the recipe again; only this shard is redone."
+            )
+        return ledger
+
+    def _digest(self) -> str:
+        body = self.model_dump(exclude={"digest"})
+        return xxhash.xxh3_128_hexdigest(orjson.dumps(body, option=orjson.OPT_SORT_KEYS))
+
+
+def _add(a: Mapping[str, Amount], b: Mapping[str, Amount]) -> dict[str, Amount]:
+    return {k: a.get(k, Amount()) + b.get(k, Amount()) for k in sorted({*a, *b})}
+
+
+def merge(parts: Iterable[StageLedger]) -> dict[str, StageLedger]:
+    """The books of each stage over any number of shards, in the order in which stages first appear."""
+    out: dict[str, StageLedger] = {}
+    for part in parts:
+        out[part.stage] = out[part.stage].merge(part) if part.stage in out else part
+    return out
+
+
+def amount(batch: Batch) -> Amount:
+    """Documents, characters and bytes of a batch: of `text`, or where a row has none, the bytes of `html`."""
+    chars = bytes_ = 0
+    if "text" in batch.schema.names:
+        text = batch["text"]
+        chars = int(pc.sum(pc.utf8_length(text)).as_py() or 0)
+        bytes_ = int(pc.sum(pc.binary_length(text)).as_py() or 0)
+    if "html" in batch.schema.names:
+        bytes_ += int(pc.sum(pc.binary_length(batch["html"])).as_py() or 0)
+    return Amount(documents=batch.num_rows, chars=chars, bytes=bytes_)
+
+
+def book(ledger: StageLedger, before: Batch, kept: Batch, dropped: Batch, counters: Mapping[str, int]) -> None:
+    """Enters one batch. `dropped` carries its text or HTML as it came in, so the difference is what editing did.
+
+    Raises LedgerError when kept and dropped are not the documents of `before`, each once.
+    """
+    ids = np.sort(np.asarray(before["doc_id"].to_numpy(zero_copy_only=False), dtype=object))
+    after = pa.chunked_array([kept["doc_id"], dropped["doc_id"]])
+    if not np.array_equal(ids, np.sort(np.asarray(after.to_numpy(), dtype=object))):
+        raise LedgerError(
+            f"Stage {ledger.stage} gave back {len(after):,} documents for {before.num_rows:,}, or others than it got. "
+            "This is a fault of the stage; nothing was published."
+        )
+    was_kept = pc.is_in(before["doc_id"], value_set=kept["doc_id"])
+    ledger.read = ledger.read + amount(before)
+    kept_now = amount(kept)
+    ledger.kept = ledger.kept + kept_now
+    ledger.edited = ledger.edited + (amount(before.filter(was_kept)) - kept_now)
+    originals = before.filter(pc.invert(was_kept))
+    first = pc.list_element(dropped["reasons"], 0) if dropped.num_rows else pa.array([], pa.string())
+    order = pc.index_in(originals["doc_id"], value_set=dropped["doc_id"])
+    reason_of = first.take(order) if dropped.num_rows else first
+    for reason in sorted(pc.unique(first).to_pylist()):
+        part = originals.filter(pc.equal(reason_of, reason))
+        ledger.dropped[reason] = ledger.dropped.get(reason, Amount()) + amount(part)
+    for name, count in counters.items():
+        ledger.counters[name] = ledger.counters.get(name, 0) + int(count)
+
+
+def count_measures(ledger: StageLedger, measures: Iterable[Measure], kept: Batch, dropped: Batch) -> None:
+    """Adds the batch's measures to the histograms, kept and dropped apart."""
+    for measure in measures:
+        histogram = ledger.histograms.setdefault(measure.column, Histogram.empty(measure))
+        for batch, is_kept in ((kept, True), (dropped, False)):
+            if batch.num_rows and measure.column in batch.schema.names:
+                histogram.add(column(batch, measure.column), kept=is_kept)
