@@ -25,6 +25,7 @@ Columns
     doc_id          string, unique within its shard; never a row number
     source          string; the recipe's name for where the document came from
     url, dump, date string, null where unknown
+    metadata        string, JSON object of what else the input said of the document; null where nothing
     html            binary; only before `extract`
     text            string; valid UTF-8 (see "Text policy")
     language        string, ISO 639 as fastText's lid.176 names it; language_score float64, 0 to 1
@@ -61,6 +62,7 @@ BASE_FIELDS: dict[str, pa.DataType] = {
     "url": pa.string(),
     "dump": pa.string(),
     "date": pa.string(),
+    "metadata": pa.string(),
 }
 TEXT_FIELDS: dict[str, pa.DataType] = {"html": pa.binary(), "text": pa.string()}
 

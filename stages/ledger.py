@@ -87,7 +87,9 @@ class Histogram(_Sums):
 
     def merge(self, other: Histogram) -> Histogram:
         if self.edges != other.edges:
-            raise LedgerError("Two histograms of one measure have different edges: their shards come from different versions.")
+            raise LedgerError(
+                "Two histograms of one measure have different edges: their shards come from different versions."
+            )
         return Histogram(
             unit=self.unit,
             edges=self.edges,
@@ -187,7 +189,9 @@ class ShardLedger(_Sums):
 
     def sealed(self) -> bytes:
         """The bytes to publish, with the digest set."""
-        return orjson.dumps({**self.model_dump(exclude={"digest"}), "digest": self._digest()}, option=orjson.OPT_INDENT_2)
+        return orjson.dumps(
+            {**self.model_dump(exclude={"digest"}), "digest": self._digest()}, option=orjson.OPT_INDENT_2
+        )
 
     @classmethod
     def opened(cls, data: bytes, where: str) -> ShardLedger:

@@ -116,7 +116,9 @@ def class_of(class_page, class_table, point):  # type: ignore[no-untyped-def]
 @njit(inline="always")
 def lower_of(lower_page, lower_delta, point):  # type: ignore[no-untyped-def]
     """Lower case of a code point where that is one code point, else the code point itself; uint32."""
-    return uint32(int64(point) + int64(lower_delta[int64(lower_page[point >> uint32(8)]) * 256 + int64(point & uint32(255))]))
+    return uint32(
+        int64(point) + int64(lower_delta[int64(lower_page[point >> uint32(8)]) * 256 + int64(point & uint32(255))])
+    )
 
 
 @njit(inline="always")

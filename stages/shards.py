@@ -1,0 +1,126 @@
+"""Shards: what a worker reads, and how files appear in a run folder.
+
+Paths are fsspec URLs everywhere; a plain path is a local file. A file that is visible is complete: `publish` writes
+under a temporary name beside the target and renames.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+import fsspec
+import xxhash
+from fsspec.implementations.local import LocalFileSystem
+
+from gristmill.stages.documents import Settings
+
+
+class ShardError(ValueError):
+    """A shard cannot be read or written at all; the message says which, why, and what to do."""
+
+
+class Shard(Settings):
+    """One input file, or a range of it, in the frozen listing of a run."""
+
+    index: int  # position in the listing; names the output part, and nothing else depends on it
+    source: str
+    path: str
+    format: str  # "warc", "jsonl" or "parquet"
+    size: int  # bytes of the whole file
+    stamp: str  # modification time or etag: with path and size, the identity of the content
+    dump: str | None = None
+    start: int = 0  # first row group (parquet); 0 for formats that are not split
+    stop: int | None = None  # row group after the last; None reads to the end
+
+    @property
+    def part(self) -> str:
+        return f"part-{self.index:05d}"
+
+    @property
+    def label(self) -> str:
+        """Path and range, for messages."""
+        return self.path if self.stop is None else f"{self.path}[{self.start}:{self.stop}]"
+
+
+def filesystem(path: str) -> tuple[Any, str]:
+    """An fsspec URL or a plain path -> (filesystem, path on it)."""
+    fs, inner = fsspec.core.url_to_fs(path)
+    return fs, inner
+
+
+def join(folder: str, *names: str) -> str:
+    """folder/names, for plain paths and URLs alike."""
+    return "/".join([folder.rstrip("/"), *names])
+
+
+def exists(path: str) -> bool:
+    fs, inner = filesystem(path)
+    return bool(fs.exists(inner))
+
+
+def read_bytes(path: str) -> bytes:
+    """The whole file. Raises FileNotFoundError."""
+    fs, inner = filesystem(path)
+    with fs.open(inner, "rb") as file:
+        data: bytes = file.read()
+    return data
+
+
+@contextmanager
+def publish(path: str) -> Iterator[IO[bytes]]:
+    """Opens a file to write that appears under `path` only when the block ends without an error.
+
+    On a local disk the data are synced before the rename. In an object store the upload completes when the file is
+    closed, so the temporary name is copied to the final one there.
+    """
+    fs, inner = filesystem(path)
+    parent = str(PurePosixPath(inner).parent)
+    fs.makedirs(parent, exist_ok=True)
+    temporary = f"{parent}/.{PurePosixPath(inner).name}.{uuid.uuid4().hex[:12]}.tmp"
+    local = isinstance(fs, LocalFileSystem)
+    try:
+        with open(temporary, "wb") if local else fs.open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            if local:
+                os.fsync(file.fileno())
+        if local:
+            os.replace(temporary, inner)
+        else:
+            fs.mv(temporary, inner)
+    except BaseException:
+        if fs.exists(temporary):
+            fs.rm(temporary)
+        raise
+
+
+def publish_bytes(path: str, data: bytes) -> None:
+    """Writes a small file whole or not at all."""
+    with publish(path) as file:
+        file.write(data)
+
+
+def checksum(path: str) -> str:
+    """xxh3-128 of a file, hex."""
+    fs, inner = filesystem(path)
+    digest = xxhash.xxh3_128()
+    with fs.open(inner, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def remove_leftovers(folder: str) -> int:
+    """Removes temporary files of killed attempts under a folder -> how many."""
+    fs, inner = filesystem(folder)
+    if not fs.exists(inner):
+        return 0
+    left = [path for path in fs.find(inner) if Path(path).name.startswith(".") and path.endswith(".tmp")]
+    for path in left:
+        fs.rm(path)
+    return len(left)
