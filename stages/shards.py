@@ -30,6 +30,7 @@ class Shard(Settings):
     index: int  # position in the listing; names the output part, and nothing else depends on it
     source: str
     path: str
+    name: str  # the path below the folder that the listing began at: the same wherever the corpus lies
     format: str  # "warc", "jsonl" or "parquet"
     size: int  # bytes of the whole file
     stamp: str  # modification time or etag: with path and size, the identity of the content
