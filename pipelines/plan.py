@@ -1,0 +1,106 @@
+"""What a run consists of, and the key of every piece: pure functions of the recipe and the frozen listing.
+
+A key is a hash of everything that decides the bytes of a piece: settings, stage versions, the identity of the input,
+the keys of what lies before. A piece on disk is done when it carries its key. So a changed setting redoes exactly what
+depends on it, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import xxhash
+
+from gristmill.pipelines.recipe import Recipe, Segment, StageUse, model_of, segments
+from gristmill.stages.shards import Shard
+
+FORMAT = 1  # raise it when the files of a run change their form
+
+
+def hash_of(*parts: Any) -> str:
+    """32 hex digits of the canonical JSON of the parts."""
+    return xxhash.xxh3_128_hexdigest(orjson.dumps([FORMAT, *parts], option=orjson.OPT_SORT_KEYS))
+
+
+@dataclass(frozen=True)
+class SegmentPlan:
+    """One segment with the keys of its pieces."""
+
+    segment: Segment
+    models: dict[str, str]  # name -> key, trained before the segment
+    sign: dict[int, str]  # shard index -> key; the shards that its global stage compares
+    cluster: str | None  # key of the global stage's decisions
+    shards: tuple[str, ...]  # key of every shard's output
+
+    def uses(self, shard: Shard) -> tuple[StageUse, ...]:
+        return tuple(use for use in self.segment.uses if use.applies(shard.source))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole run."""
+
+    recipe: Recipe
+    shards: tuple[Shard, ...]
+    segments: tuple[SegmentPlan, ...]
+    tokenizer: str | None
+    tokens: tuple[str, ...]
+
+
+def make_plan(recipe: Recipe, shards: Sequence[Shard]) -> Plan:
+    """Recipe and listing -> every piece with its key."""
+    keys = [
+        hash_of("read", shard.model_dump(exclude={"index", "path"}), recipe.max_chars, recipe.sample_per_reason)
+        for shard in shards
+    ]
+    model_keys: dict[str, str] = {}
+    plans: list[SegmentPlan] = []
+    for segment in segments(recipe):
+        trained = {
+            name: hash_of("model", name, recipe.dump()["models"][name], _model_version(recipe, name), keys)
+            for name in segment.models
+            if name not in model_keys
+        }
+        model_keys |= trained
+        sign, cluster = _gate_keys(segment, shards, keys)
+        passed = []
+        for shard, key in zip(shards, keys, strict=True):
+            identities = [_identity(recipe, use, model_keys) for use in segment.uses if use.applies(shard.source)]
+            passed.append(hash_of(key, cluster if shard.index in sign else None, identities))
+        keys = passed
+        plans.append(SegmentPlan(segment, trained, sign, cluster, tuple(keys)))
+    tokenizer, tokens = None, ()
+    if recipe.tokenizer is not None:
+        tokenizer = hash_of("tokenizer", recipe.tokenizer.model_dump(mode="json"), keys)
+        tokens = tuple(hash_of("tokens", tokenizer, recipe.tokens.model_dump(mode="json"), key) for key in keys)
+    return Plan(recipe, tuple(shards), tuple(plans), tokenizer, tokens)
+
+
+def _identity(recipe: Recipe, use: StageUse, model_keys: dict[str, str]) -> list[Any]:
+    name = model_of(recipe, use)
+    settings = use.stage.model_dump(mode="json")
+    if name is not None:
+        settings["model"] = model_keys[name]
+    return [use.key, use.stage.version, settings, _foreign_files(use.stage)]
+
+
+def _foreign_files(stage: Any) -> Any:
+    """Identity of files that a stage reads besides its documents: lists, models by path."""
+    identity = getattr(stage, "file_identity", None)
+    return identity() if identity else None
+
+
+def _model_version(recipe: Recipe, name: str) -> int:
+    return int(getattr(recipe.models[name].settings, "version", 1))
+
+
+def _gate_keys(segment: Segment, shards: Sequence[Shard], keys: Sequence[str]) -> tuple[dict[int, str], str | None]:
+    gate = segment.gate
+    if gate is None:
+        return {}, None
+    identity = [gate.key, gate.stage.version, gate.stage.model_dump(mode="json")]
+    sign = {s.index: hash_of("sign", identity, keys[s.index]) for s in shards if gate.applies(s.source)}
+    return sign, hash_of("cluster", identity, sorted(sign.items()))

@@ -1,0 +1,299 @@
+"""READ FIRST: the recipe, a YAML file that says what a run does.
+
+    name: my_corpus
+    sources:
+      web: {files: "crawl/*.warc.gz"}
+      books: {files: "books/*.parquet"}
+    models:
+      prose: {kenlm: {text: {sources: [books], max_bytes: 20_000_000}, order: 3}}
+    stages:
+      - extract: {min_chars: 100}
+        only: [web]
+      - language: {keep: [en]}
+      - gopher_quality
+      - perplexity: {model: prose, max_perplexity: 2000}
+      - minhash: {ngram: 5}
+    tokenizer: {vocab_size: 8192}
+    tokens: {holdout_share: 0.02}
+
+`load(path)` gives the recipe with every fault of the file named by line. `segments(recipe)` cuts the list of stages
+where a shard has to wait for others; `check(recipe, formats)` proves, before any work, that each stage finds the
+columns it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+from pydantic import ConfigDict, Field, model_validator
+
+from gristmill.stages.c4 import C4
+from gristmill.stages.classifier import Classifier
+from gristmill.stages.documents import BASE_FIELDS, Measure, Settings, Stage
+from gristmill.stages.exact import Exact
+from gristmill.stages.extract import Extract
+from gristmill.stages.fineweb import FineWeb
+from gristmill.stages.gopher import GopherQuality, GopherRepetition
+from gristmill.stages.language import Language
+from gristmill.stages.minhash import MinHash
+from gristmill.stages.models import FastText, KenLM
+from gristmill.stages.perplexity import Perplexity
+from gristmill.stages.pii import Pii
+from gristmill.stages.settings_file import SettingsError, build, line_of, nearest, plain, read_yaml
+from gristmill.stages.url import Url
+from gristmill.tokenize.train import TokenizerSettings
+
+STAGES: dict[str, type] = {
+    "extract": Extract,
+    "language": Language,
+    "url": Url,
+    "gopher_repetition": GopherRepetition,
+    "gopher_quality": GopherQuality,
+    "c4": C4,
+    "fineweb": FineWeb,
+    "perplexity": Perplexity,
+    "classifier": Classifier,
+    "exact": Exact,
+    "minhash": MinHash,
+    "pii": Pii,
+}
+MODELS: dict[str, type] = {"kenlm": KenLM, "fasttext": FastText}
+TEXT_COLUMNS = ("text",)
+HTML_COLUMNS = ("html",)  # and those whose name begins so: they end with `extract`
+
+AnyStage: TypeAlias = Any  # a Stage or a GlobalStage; `is_global` tells which
+
+
+class RecipeError(SettingsError):
+    """A recipe asks for something that cannot be done."""
+
+
+class Source(Settings):
+    """Where documents come from."""
+
+    files: str | list[str]  # fsspec paths or globs
+    format: str | None = None  # "warc", "jsonl", "parquet"; by the file name where not given
+    dump: str | None = None  # name of the crawl, for dedupe within a dump
+
+
+class StageUse(Settings):
+    """A stage as a recipe uses it."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, frozen=True, extra="forbid")
+
+    key: str
+    stage: Any
+    only: tuple[str, ...] | None = None  # sources that pass through it; all where not given
+
+    def applies(self, source: str) -> bool:
+        return self.only is None or source in self.only
+
+    def dump(self) -> dict[str, Any]:
+        out: dict[str, Any] = {self.key: self.stage.model_dump(mode="json")}
+        return out if self.only is None else out | {"only": list(self.only)}
+
+
+class TokenSettings(Settings):
+    """How kept documents become token shards."""
+
+    holdout_share: float = Field(default=0.01, ge=0, lt=1)  # of documents, by a hash of their text
+    encoder: str = "auto"  # "auto" takes the fast one where its ids equal the reference's
+
+
+class AblationSettings(Settings):
+    """Which mixtures a run trains and compares in the end."""
+
+    file: str  # an ablation file; relative to the recipe's folder
+
+
+class ModelUse(Settings):
+    """A model that the recipe trains."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, frozen=True, extra="forbid")
+
+    kind: str
+    settings: Any  # KenLM or FastText
+
+
+class Recipe(Settings):
+    """Everything that a run does, every default written out."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, frozen=True, extra="forbid")
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    out: str | None = None  # run folder; out/<name> where not given
+    sources: dict[str, Source] = Field(min_length=1)
+    models: dict[str, Any] = Field(default_factory=dict)
+    stages: tuple[Any, ...] = ()
+    tokenizer: TokenizerSettings | None = None
+    tokens: TokenSettings = TokenSettings()
+    ablation: AblationSettings | None = None
+    max_chars: int = 10_000_000  # per document; longer ones are dropped as too_large when read
+    sample_per_reason: int = 20  # dropped documents per shard and reason whose full text is kept
+    shard_bytes: int = 512_000_000  # Parquet files above it are split by row groups
+
+    @model_validator(mode="after")
+    def _names(self) -> Recipe:
+        for use in self.uses:
+            for source in use.only or ():
+                if source not in self.sources:
+                    raise ValueError(f"stage `{use.key}`: no source `{source}`.{nearest(source, list(self.sources))}")
+        return self
+
+    @property
+    def uses(self) -> tuple[StageUse, ...]:
+        return self.stages
+
+    def dump(self) -> dict[str, Any]:
+        """The resolved recipe as plain data, in the form that `load` reads."""
+        out = self.model_dump(mode="json", exclude={"models", "stages"})
+        out["models"] = {k: {m.kind: m.settings.model_dump(mode="json")} for k, m in self.models.items()}
+        out["stages"] = [use.dump() for use in self.uses]
+        return out
+
+
+def load(path: str | Path) -> Recipe:
+    """Reads a recipe. Raises SettingsError with file, line and the nearest valid name for every fault."""
+    root = read_yaml(path)
+    where = str(path)
+    data = plain(root)
+    stages = data.get("stages") or []
+    if not isinstance(stages, list):
+        raise RecipeError(f"{where}:{line_of(root, ['stages'])}: `stages` is a list of stages, in order.")
+    data["stages"] = tuple(_stage(entry, i, where, root) for i, entry in enumerate(stages))
+    models = data.get("models") or {}
+    data["models"] = {str(name): _model(name, entry, where, root) for name, entry in models.items()}
+    return build(Recipe, data, where, root)
+
+
+def _stage(entry: Any, position: int, where: str, root: Any) -> StageUse:
+    location = ["stages", position]
+    line = f"{where}:{line_of(root, location)}"
+    if isinstance(entry, str):
+        entry = {entry: {}}
+    if not isinstance(entry, Mapping):
+        raise RecipeError(f"{line}: a stage is written `- key: {{settings}}`, for example `- gopher_quality: {{}}`.")
+    keys = [key for key in entry if key != "only"]
+    unknown = [key for key in keys if key not in STAGES]
+    if unknown:
+        raise RecipeError(f"{line}: no stage `{unknown[0]}`.{nearest(str(unknown[0]), list(STAGES))}")
+    if len(keys) != 1:
+        raise RecipeError(
+            f"{line}: one stage an entry; this one has {len(keys)}: {', '.join(map(str, keys)) or 'none'}."
+        )
+    key = keys[0]
+    stage = build(STAGES[key], entry[key] or {}, where, root, [*location, key])
+    only = entry.get("only")
+    return StageUse(
+        key=key, stage=stage, only=None if only is None else tuple([only] if isinstance(only, str) else only)
+    )
+
+
+def _model(name: str, entry: Any, where: str, root: Any) -> ModelUse:
+    location = ["models", name]
+    line = f"{where}:{line_of(root, location)}"
+    if not isinstance(entry, Mapping) or len(entry) != 1:
+        raise RecipeError(
+            f"{line}: a model is written `{name}: {{kenlm: {{...}}}}` or `{name}: {{fasttext: {{...}}}}`."
+        )
+    kind = next(iter(entry))
+    if kind not in MODELS:
+        raise RecipeError(f"{line}: no kind of model `{kind}`.{nearest(str(kind), list(MODELS))}")
+    return ModelUse(kind=kind, settings=build(MODELS[kind], entry[kind] or {}, where, root, [*location, kind]))
+
+
+def is_global(stage: AnyStage) -> bool:
+    """True for a stage that compares documents with each other."""
+    return hasattr(stage, "cluster")
+
+
+def model_of(recipe: Recipe, use: StageUse) -> str | None:
+    """The recipe's model that a stage uses, by name; None where it uses none or names a path."""
+    name = getattr(use.stage, "model", None)
+    return name if isinstance(name, str) and name in recipe.models else None
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Stages that a shard passes in one go."""
+
+    index: int  # from 1
+    uses: tuple[StageUse, ...]
+    models: tuple[str, ...]  # trained before it, on what the segment before kept
+
+    @property
+    def folder(self) -> str:
+        return f"{self.index:02d}-{self.uses[0].key if self.uses else 'read'}"
+
+    @property
+    def gate(self) -> StageUse | None:
+        """The global stage that it begins with, if any."""
+        return self.uses[0] if self.uses and is_global(self.uses[0].stage) else None
+
+
+def _waits(recipe: Recipe, use: StageUse) -> bool:
+    """True for a stage whose model trains on documents of the run."""
+    name = model_of(recipe, use)
+    return name is not None and any(s.files is None for s in recipe.models[name].settings.roles().values())
+
+
+def segments(recipe: Recipe) -> tuple[Segment, ...]:
+    """Cuts the stages where shards wait for each other: before a global stage, and before a row of stages whose models
+    train on documents of the run. The first segment reads the input; it has no stage when the first one waits."""
+    groups: list[list[StageUse]] = [[]]
+    for use in recipe.uses:
+        current = groups[-1]
+        joins = bool(current) and all(_waits(recipe, earlier) for earlier in current)
+        if is_global(use.stage) or (_waits(recipe, use) and not joins):
+            groups.append([])
+        groups[-1].append(use)
+    out = []
+    for index, group in enumerate(groups, 1):
+        names = dict.fromkeys(name for use in group if (name := model_of(recipe, use)) is not None)
+        out.append(Segment(index, tuple(group), tuple(names)))
+    return tuple(out)
+
+
+def check(recipe: Recipe, formats: Mapping[str, Sequence[str]]) -> None:
+    """Raises RecipeError when a stage would not find a column it needs, or a model is never trained.
+
+    formats: source -> the columns that its files provide ("html" or "text").
+    """
+    for source, provided in formats.items():
+        columns = {*BASE_FIELDS, *provided}
+        for use in recipe.uses:
+            if not use.applies(source):
+                continue
+            missing = [name for name in use.stage.needs if name not in columns]
+            if missing:
+                givers = sorted(k for k, s in STAGES.items() if missing[0] in s.adds)
+                hint = f" `{givers[0]}` gives it: put it before." if givers else ""
+                if missing[0] in HTML_COLUMNS:
+                    hint = f" Files of this source give {', '.join(provided)}; restrict the stage with `only: [...]`."
+                raise RecipeError(
+                    f"Stage `{use.key}` needs the column `{missing[0]}`, which documents of source `{source}` do not "
+                    f"have at that point.{hint}"
+                )
+            columns |= set(use.stage.adds)
+            if use.key == "extract":
+                columns -= {name for name in columns if name.startswith("html")}
+        if "text" not in columns:
+            raise RecipeError(f"Documents of source `{source}` have no text at the end: add the stage `extract`.")
+
+
+def kept_schema(recipe: Recipe, segment: Segment) -> pa.Schema:
+    """Columns of the documents that a segment keeps: the same for every source, null where a stage did not apply."""
+    fields = dict(BASE_FIELDS)
+    fields["text"] = pa.string()
+    for earlier in segments(recipe)[: segment.index]:
+        for use in earlier.uses:
+            fields |= use.stage.adds
+    return pa.schema([(name, kind) for name, kind in fields.items()])
+
+
+def measures(stage: Stage) -> tuple[Measure, ...]:
+    return tuple(getattr(stage, "measures", ()))

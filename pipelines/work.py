@@ -1,0 +1,419 @@
+"""What a worker does with one shard. Each function takes one plain, picklable order and returns a small summary.
+
+A worker needs the storage and this package, nothing else: documents go from file to file and never over the network.
+"""
+
+from __future__ import annotations
+
+import heapq
+import importlib.metadata
+import platform
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import xxhash
+
+from gristmill.stages.documents import (
+    BASE_FIELDS,
+    MAX_BATCH_BYTES,
+    MAX_BATCH_DOCUMENTS,
+    REASONS,
+    Batch,
+    apply_decisions,
+    slices,
+)
+from gristmill.stages.ledger import FileRecord, ShardLedger, StageLedger, book, count_measures
+from gristmill.stages.readers import read_batches
+from gristmill.stages.shards import (
+    Shard,
+    ShardError,
+    checksum,
+    exists,
+    filesystem,
+    join,
+    publish,
+    publish_bytes,
+    read_bytes,
+)
+
+SAMPLE_CHARS = 100_000  # of the text of a sampled dropped document
+VERSIONED = ("gristmill", "pyarrow", "numpy", "numba", "resiliparse", "fastwarc")
+
+
+@dataclass(frozen=True)
+class StageStep:
+    """A stage as a worker runs it: models resolved to paths."""
+
+    key: str
+    stage: Any
+    is_gate: bool = False  # its decisions were made by `cluster`; the worker joins them
+
+
+@dataclass(frozen=True)
+class ShardOrder:
+    """Take one shard through one segment."""
+
+    out: str  # run folder
+    folder: str  # of the segment, below `out`
+    upstream: str | None  # folder of the segment before; None reads the input
+    shard: Shard
+    key: str
+    steps: tuple[StageStep, ...]
+    schema: pa.Schema  # of the documents kept
+    max_chars: int
+    sample_per_reason: int
+
+
+@dataclass(frozen=True)
+class SignOrder:
+    """Make the signatures of one shard for a global stage."""
+
+    out: str
+    folder: str
+    upstream: str
+    shard: Shard
+    key: str
+    stage: Any
+
+
+@dataclass(frozen=True)
+class ClusterOrder:
+    """Decide over the signatures of all shards."""
+
+    out: str
+    folder: str
+    shards: tuple[Shard, ...]  # those that were signed, in order
+    sign_keys: tuple[str, ...]
+    key: str
+    stage: Any
+
+
+def parts_of(out: str, folder: str, kind: str, shard: Shard, ending: str) -> str:
+    return join(out, folder, kind, f"{shard.part}.{ending}")
+
+
+def withdraw(path: str) -> None:
+    """Takes back the file that says "done" before what it speaks of is replaced: a kill in between leaves no old
+    claim over new files."""
+    fs, inner = filesystem(path)
+    if fs.exists(inner):
+        fs.rm(inner)
+
+
+@cache
+def versions() -> dict[str, str]:
+    out = {"python": platform.python_version()}
+    for name in VERSIONED:
+        out[name] = importlib.metadata.version(name)
+    return out
+
+
+def run_shard(order: ShardOrder) -> dict[str, Any]:
+    """Reads, passes the stages, writes kept and dropped documents, then the ledger -> the ledger as a dict.
+
+    Raises LedgerError when the sums do not balance: then nothing is published.
+    """
+    begun = time.perf_counter()
+    ledger = ShardLedger(
+        key=order.key,
+        segment=order.folder,
+        shard=order.shard.index,
+        source=order.shard.source,
+        input=order.shard.label,
+        versions=versions(),
+        host=socket.gethostname(),
+    )
+    withdraw(parts_of(order.out, order.folder, "ledger", order.shard, "json"))
+    decisions = _decisions(order)
+    books = [StageLedger(stage=step.key) for step in order.steps]
+    dropped = _Dropped(order)
+    met = 0
+    target = parts_of(order.out, order.folder, "kept", order.shard, "parquet")
+    with publish(target) as file, _writer(file, order.schema) as writer:
+        for batch in _input(order, ledger):
+            current = batch
+            for step, account in zip(order.steps, books, strict=True):
+                started = time.perf_counter()
+                if step.is_gate:
+                    result, found = apply_decisions(step.stage, current, decisions)
+                    met += found
+                else:
+                    result = step.stage(current)
+                book(account, current, result.kept, result.dropped, result.counters)
+                count_measures(account, getattr(step.stage, "measures", ()), result.kept, result.dropped)
+                dropped.add(step.key, current, result.dropped)
+                account.seconds += time.perf_counter() - started
+                current = result.kept
+            writer.add(_aligned(current, order.schema))
+        if met != decisions.num_rows:
+            raise ShardError(
+                f"{order.out}/{order.folder}: {decisions.num_rows - met:,} of {decisions.num_rows:,} decisions for "
+                f"{order.shard.part} name documents that are not there. Delete {order.folder}/cluster and run again."
+            )
+        ledger.stages.extend(books)
+        ledger.check(f"{order.folder}/{order.shard.part} ({order.shard.label})")
+        reached = ledger.stages[-1].kept.documents if ledger.stages else writer.rows
+        assert writer.rows == reached, f"{writer.rows} documents written, {reached} booked"
+    dropped_path = parts_of(order.out, order.folder, "dropped", order.shard, "parquet")
+    rows = dropped.write(dropped_path)
+    ledger.files = [_record(order, target, writer.rows), _record(order, dropped_path, rows)]
+    ledger.seconds = time.perf_counter() - begun
+    publish_bytes(parts_of(order.out, order.folder, "ledger", order.shard, "json"), ledger.sealed())
+    return ledger.model_dump()
+
+
+def _input(order: ShardOrder, ledger: ShardLedger) -> Iterator[Batch]:
+    if order.upstream is None:
+        account = StageLedger(stage="read")
+        ledger.stages.append(account)
+        batches = read_batches(order.shard, account, ledger.problems, order.max_chars)
+        while True:
+            started = time.perf_counter()
+            batch = next(batches, None)
+            account.seconds += time.perf_counter() - started
+            if batch is None:
+                return
+            yield batch
+    else:
+        yield from kept_batches(parts_of(order.out, order.upstream, "kept", order.shard, "parquet"))
+
+
+def kept_batches(path: str, columns: Sequence[str] | None = None) -> Iterator[Batch]:
+    """The documents of a kept part in batches of the size that stages expect. Raises ShardError when it is missing."""
+    fs, inner = filesystem(path)
+    if not fs.exists(inner):
+        raise ShardError(f"{path} is missing, though its ledger says that it was written. Run the recipe again.")
+    with fs.open(inner, "rb") as file:
+        for batch in pq.ParquetFile(file).iter_batches(
+            batch_size=MAX_BATCH_DOCUMENTS, columns=None if columns is None else list(columns)
+        ):
+            if "text" in batch.schema.names:
+                yield from slices(batch, pc.binary_length(batch["text"]).to_numpy(zero_copy_only=False))
+            else:
+                yield batch
+
+
+def _aligned(batch: Batch, schema: pa.Schema) -> Batch:
+    """The batch with exactly the schema's columns; null where it has none. HTML columns end here."""
+    names = set(batch.schema.names)
+    foreign = sorted(name for name in names - set(schema.names) if not name.startswith("html"))
+    assert not foreign, f"a stage added columns that it does not declare: {foreign}"
+    columns = [
+        batch[field.name].cast(field.type) if field.name in names else pa.nulls(batch.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+class _writer:
+    """A Parquet writer whose row groups depend on the documents alone."""
+
+    def __init__(self, file: Any, schema: pa.Schema) -> None:
+        self.rows = 0
+        self._schema = schema
+        self._parquet = pq.ParquetWriter(file, schema, compression="zstd", compression_level=3)
+        self._waiting: list[Batch] = []
+        self._waiting_rows = self._waiting_bytes = 0
+
+    def __enter__(self) -> _writer:
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        if kind is None:
+            self._flush()
+        self._parquet.close()
+
+    def add(self, batch: Batch) -> None:
+        if not batch.num_rows:
+            return
+        self.rows += batch.num_rows
+        self._waiting.append(batch)
+        self._waiting_rows += batch.num_rows
+        self._waiting_bytes += int(pc.sum(pc.binary_length(batch["text"])).as_py() or 0)
+        if self._waiting_rows >= MAX_BATCH_DOCUMENTS or self._waiting_bytes >= MAX_BATCH_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._waiting:
+            table = pa.Table.from_batches(self._waiting, self._schema).combine_chunks()
+            self._parquet.write_table(table, row_group_size=table.num_rows)
+        self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
+
+
+class _Dropped:
+    """Dropped documents of a shard: a row for each, the text of a sample of every stage and reason.
+
+    The sample is the documents with the smallest hashes of their id: the same whatever the batches.
+    """
+
+    def __init__(self, order: ShardOrder) -> None:
+        self._limit = order.sample_per_reason
+        fields = {"doc_id": pa.string(), "source": pa.string(), "url": pa.string(), "stage": pa.string()}
+        fields |= {"reasons": REASONS, "chars": pa.int64(), "bytes": pa.int64()}
+        measures = {name: kind for name, kind in _fields(order.schema).items() if name not in (*BASE_FIELDS, "text")}
+        self._schema = pa.schema([*fields.items(), *measures.items(), ("text", pa.string())])
+        self._tables: list[pa.Table] = []
+        self._samples: defaultdict[tuple[str, str], list[tuple[int, int, str]]] = defaultdict(list)
+        self._rows = 0
+
+    def add(self, stage: str, before: Batch, dropped: Batch) -> None:
+        if not dropped.num_rows:
+            return
+        original = before.take(pc.index_in(dropped["doc_id"], value_set=before["doc_id"]))
+        column = "text" if "text" in original.schema.names else "html"
+        contents = original[column]
+        columns: dict[str, Any] = {name: dropped[name] for name in dropped.schema.names if name in self._schema.names}
+        columns["stage"] = pa.array([stage] * dropped.num_rows, pa.string())
+        columns["chars"] = (
+            pc.utf8_length(contents).cast(pa.int64()) if column == "text" else pa.array(np.zeros(len(contents), "i8"))
+        )
+        columns["bytes"] = pc.binary_length(contents).cast(pa.int64())
+        columns["text"] = pa.nulls(dropped.num_rows, pa.string())
+        arrays = [
+            columns[f.name].cast(f.type) if f.name in columns else pa.nulls(dropped.num_rows, f.type)
+            for f in self._schema
+        ]
+        self._tables.append(pa.Table.from_arrays(arrays, schema=self._schema))
+        self._sample(stage, dropped, contents)
+        self._rows += dropped.num_rows
+
+    def _sample(self, stage: str, dropped: Batch, contents: pa.Array) -> None:
+        reasons = pc.list_element(dropped["reasons"], 0).to_pylist()
+        for i, (doc_id, reason) in enumerate(zip(dropped["doc_id"].to_pylist(), reasons, strict=True)):
+            heap = self._samples[stage, reason]
+            rank = -xxhash.xxh3_64_intdigest(doc_id)
+            if len(heap) < self._limit:
+                heapq.heappush(heap, (rank, self._rows + i, _text(contents[i])))
+            elif heap and rank > heap[0][0]:
+                heapq.heapreplace(heap, (rank, self._rows + i, _text(contents[i])))
+
+    def write(self, path: str) -> int:
+        table = pa.concat_tables(self._tables).combine_chunks() if self._tables else self._schema.empty_table()
+        texts: list[str | None] = [None] * table.num_rows
+        for heap in self._samples.values():
+            for _, row, text in heap:
+                texts[row] = text
+        at = self._schema.names.index("text")
+        table = table.set_column(at, "text", pa.array(texts, pa.string()))
+        with publish(path) as file:
+            pq.write_table(table, file, compression="zstd", compression_level=3)
+        return table.num_rows
+
+
+def _fields(schema: pa.Schema) -> dict[str, pa.DataType]:
+    return {field.name: field.type for field in schema}
+
+
+def _text(value: pa.Scalar) -> str:
+    content = value.as_py()
+    if isinstance(content, bytes):
+        content = content[: 4 * SAMPLE_CHARS].decode("utf-8", "replace").replace("\0", "\ufffd")
+    return str(content)[:SAMPLE_CHARS]
+
+
+def _record(order: ShardOrder, path: str, rows: int) -> FileRecord:
+    fs, inner = filesystem(path)
+    return FileRecord(
+        path=path[len(join(order.out, order.folder)) + 1 :],
+        rows=rows,
+        bytes=int(fs.size(inner)),
+        xxh3=checksum(path),
+    )
+
+
+def _decisions(order: ShardOrder) -> pa.Table:
+    """The rows that `cluster` wrote for this shard. A missing file is an error, never a silent keep."""
+    if not any(step.is_gate for step in order.steps):
+        return pa.table({"doc_id": pa.array([], pa.string())})
+    path = parts_of(order.out, order.folder, "cluster", order.shard, "parquet")
+    if not exists(path):
+        raise ShardError(f"{path} is missing. Delete {order.folder}/cluster and run the recipe again.")
+    fs, inner = filesystem(path)
+    with fs.open(inner, "rb") as file:
+        return pq.read_table(file)
+
+
+def run_sign(order: SignOrder) -> dict[str, Any]:
+    """Signatures of one shard, in the order of its documents -> {"rows": documents}."""
+    path = parts_of(order.out, order.folder, "sign", order.shard, "arrow")
+    withdraw(parts_of(order.out, order.folder, "sign", order.shard, "json"))
+    begun = time.perf_counter()
+    rows = size = 0
+    writer = None
+    needed = ["doc_id", *(name for name in order.stage.needs if name != "doc_id")]
+    source = parts_of(order.out, order.upstream, "kept", order.shard, "parquet")
+    with publish(path) as file:
+        for batch in kept_batches(source, needed):
+            signature = order.stage.sign(batch)
+            writer = writer or pa.ipc.new_file(file, signature.schema)
+            writer.write_batch(signature)
+            rows += batch.num_rows
+            size += int(pc.sum(pc.binary_length(batch["text"])).as_py() or 0) if "text" in needed else 0
+        if writer is None:
+            empty = _empty_batch(source, needed)
+            writer = pa.ipc.new_file(file, order.stage.sign(empty).schema)
+        writer.close()
+    card = {"key": order.key, "rows": rows, "bytes": size, "seconds": time.perf_counter() - begun}
+    publish_bytes(parts_of(order.out, order.folder, "sign", order.shard, "json"), orjson.dumps(card))
+    return card
+
+
+def _empty_batch(path: str, columns: Sequence[str]) -> Batch:
+    fs, inner = filesystem(path)
+    with fs.open(inner, "rb") as file:
+        schema = pq.ParquetFile(file).schema_arrow
+    return pa.RecordBatch.from_arrays([pa.array([], schema.field(name).type) for name in columns], names=list(columns))
+
+
+def run_cluster(order: ClusterOrder) -> dict[str, Any]:
+    """Decides over all signatures -> the figures. The card with the key is published last."""
+    withdraw(join(order.out, order.folder, "cluster", "card.json"))
+    begun = time.perf_counter()
+    tables = []
+    for shard, key in zip(order.shards, order.sign_keys, strict=True):
+        card = orjson.loads(read_bytes(parts_of(order.out, order.folder, "sign", shard, "json")))
+        path = parts_of(order.out, order.folder, "sign", shard, "arrow")
+        fs, inner = filesystem(path)
+        with fs.open(inner, "rb") as file:
+            table = pa.ipc.open_file(file).read_all()
+        if card["key"] != key or card["rows"] != table.num_rows:
+            raise ShardError(
+                f"{path} holds signatures of another run or is incomplete. Delete it and run the recipe again."
+            )
+        tables.append(table)
+    decisions, figures = order.stage.cluster(tables)
+    for shard, table in zip(order.shards, decisions, strict=True):
+        with publish(parts_of(order.out, order.folder, "cluster", shard, "parquet")) as file:
+            pq.write_table(table, file, compression="zstd", compression_level=3)
+    seconds = time.perf_counter() - begun
+    card = {
+        "key": order.key,
+        "figures": dict(figures),
+        "documents": sum(t.num_rows for t in tables),
+        "seconds": seconds,
+    }
+    publish_bytes(join(order.out, order.folder, "cluster", "card.json"), orjson.dumps(card, option=orjson.OPT_INDENT_2))
+    return card
+
+
+def summary(ledger: Mapping[str, Any]) -> dict[str, int]:
+    """What a progress display needs of a shard's ledger: documents and bytes read, documents kept."""
+    stages = ledger["stages"]
+    if not stages:
+        return {"documents": 0, "bytes": 0, "kept": 0}
+    first, last = stages[0], stages[-1]
+    return {
+        "documents": first["read"]["documents"],
+        "bytes": first["read"]["bytes"],
+        "kept": last["kept"]["documents"],
+    }
