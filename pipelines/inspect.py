@@ -155,7 +155,7 @@ def _rows(
 def document(row: dict[str, Any]) -> dict[str, Any]:
     """A row of kept or dropped -> what a person wants to see of it; measures under one key, NaN as None."""
     measures = {
-        name: None if value is None or math.isnan(value) else float(value)
+        name: None if value is None or not math.isfinite(value) else float(value)
         for name, value in row.items()
         if name not in NOT_MEASURES and isinstance(value, float)
     }

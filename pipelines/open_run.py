@@ -34,7 +34,7 @@ from ruamel.yaml.error import YAMLError
 
 from gristmill.stages import shards
 from gristmill.stages.documents import BASE_FIELDS, REASONS
-from gristmill.stages.ledger import Histogram, ShardLedger, StageLedger
+from gristmill.stages.ledger import Amount, Histogram, ShardLedger, StageLedger
 
 SEGMENT = re.compile(r"\d\d+-.+")
 TOKENS = "tokens"  # the folder of token shards; its ledgers read like those of a segment
@@ -144,7 +144,7 @@ class Run:
             ) from error
 
     def modified(self, name: str) -> float | None:
-        """When a file of the run was written, seconds since 1970; None where it is missing or the store does not say."""
+        """When a file was written, seconds since 1970; None where it is missing or the store does not say."""
         inner = shards.join(self._root, name)
         if not self._fs.exists(inner):
             return None
@@ -211,19 +211,36 @@ class Run:
 
     def _add_segment(self, books: _Books, segment: str) -> None:
         taken = set(books.overall)
+        order: list[str] = []
+        sums: dict[str, StageLedger] = {}
         for ledger in self.ledgers(segment):
             seen: dict[str, int] = {}
+            previous = -1
             for stage in ledger.stages:
                 seen[stage.stage] = seen.get(stage.stage, 0) + 1
                 label = stage.stage if stage.stage not in taken else f"{stage.stage} ({segment})"
                 label += f" #{seen[stage.stage]}" if seen[stage.stage] > 1 else ""
-                books.segment_of[label] = segment
-                for sums in (books.overall, books.by_source.setdefault(ledger.source, {})):
-                    sums[label] = sums[label].merge(stage) if label in sums else stage
+                if label not in order:  # a stage for other sources only: it comes after the one before it here
+                    order.insert(previous + 1, label)
+                previous = order.index(label)
+                of_source = books.by_source.setdefault(ledger.source, {})
+                for total in (sums, of_source):
+                    total[label] = total[label].merge(stage) if label in total else stage
             for name, version in ledger.versions.items():
                 books.versions.setdefault(name, set()).add(version)
             books.hosts.add(ledger.host)
             books.shards.append(_summary(segment, ledger))
+        for label in self._in_recipe_order(order):
+            books.overall[label] = sums[label]
+            books.segment_of[label] = segment
+
+    def _in_recipe_order(self, labels: list[str]) -> list[str]:
+        """Sources may pass different stages; the recipe knows the order where the ledgers leave it open."""
+        uses = self.recipe.get("stages")
+        keys = [next(iter(use), None) for use in uses if isinstance(use, dict)] if isinstance(uses, list) else []
+        place = {key: i for i, key in enumerate(keys)} | {"read": -1}
+        known = all(label in place for label in labels) and len(set(keys)) == len(keys)
+        return sorted(labels, key=lambda label: place[label]) if known else labels
 
     def stages(self, source: str | None = None) -> dict[str, StageLedger]:
         """The books of each stage in the order of the run, over all shards or those of one source."""
@@ -267,7 +284,7 @@ class Run:
     # Documents
 
     def parts(self, kind: str, segment: str | None = None) -> list[str]:
-        """Parquet files with documents, relative to the run. kind: "kept" (of the last segment) or "dropped" (of all)."""
+        """Names of Parquet files. kind: "kept" (of the last segment that has any) or "dropped" (of all)."""
         if segment is not None:
             chosen: tuple[str, ...] = (segment,)
         elif kind == "kept":
@@ -336,7 +353,10 @@ def open_run(path: str | Path) -> Run:
 
 @dataclass(frozen=True)
 class FunnelRow:
-    """What was left after a stage. The first row of a source, `input`, is what was there to read."""
+    """What was left after a stage. The first row of a source, `input`, is what was there to read.
+
+    A stage that only some sources pass leaves the others as they were: `documents` to `tokens` count them as well.
+    """
 
     stage: str
     segment: str
@@ -347,8 +367,8 @@ class FunnelRow:
     tokens: int
     dropped: int  # documents, by rules
     failed: int  # documents, by errors
-    stage_share: float  # of the documents that the stage read, 0 to 1
-    kept_share: float  # of the documents of the input, 0 to 1
+    stage_share: float  # kept by the stage, of the documents that it read, 0 to 1
+    kept_share: float  # left, of the documents of the input, 0 to 1
     seconds: float  # of workers, summed
 
 
@@ -357,45 +377,46 @@ INPUT = "input"
 
 def funnel(run: Run, sources: bool = True) -> list[FunnelRow]:
     """One row a stage for all sources together, then for each source. Empty for a run without ledgers."""
-    rows = _funnel(run, run.stages(), None)
+    books = {source: run.stages(source) for source in run.sources}
+    rows = _funnel(run, run.stages(), books, None)
     for source in run.sources if sources else ():
-        rows += _funnel(run, run.stages(source), source)
+        rows += _funnel(run, books[source], {source: books[source]}, source)
     return rows
 
 
-def _funnel(run: Run, books: Mapping[str, StageLedger], source: str | None) -> list[FunnelRow]:
-    if not books:
+def _funnel(
+    run: Run, labels: Mapping[str, StageLedger], by_source: Mapping[str, Mapping[str, StageLedger]], source: str | None
+) -> list[FunnelRow]:
+    if not labels:
         return []
-    first = next(iter(books.values()))
-    total = first.read.documents
-    rows = [
-        FunnelRow(
-            INPUT,
-            "",
-            source,
-            **first.read.model_dump(),
-            dropped=0,
-            failed=0,
-            stage_share=1.0,
-            kept_share=1.0,
-            seconds=0.0,
-        )
-    ]
-    for label, book in books.items():
-        rows.append(
-            FunnelRow(
-                label,
-                run.segment_of(label),
-                source,
-                **book.kept.model_dump(),
-                dropped=sum(amount.documents for amount in book.dropped.values()),
-                failed=sum(amount.documents for amount in book.failed.values()),
-                stage_share=share(book.kept.documents, book.read.documents),
-                kept_share=share(book.kept.documents, total),
-                seconds=book.seconds,
-            )
-        )
+    left = {name: next(iter(books.values())).read for name, books in by_source.items() if books}
+    start = _total(left)
+    rows = [_row(INPUT, "", source, start, StageLedger(stage=INPUT, read=start, kept=start), start)]
+    for label, book in labels.items():
+        left |= {name: books[label].kept for name, books in by_source.items() if label in books}
+        rows.append(_row(label, run.segment_of(label), source, _total(left), book, start))
     return rows
+
+
+def _row(stage: str, segment: str, source: str | None, left: Amount, book: StageLedger, start: Amount) -> FunnelRow:
+    return FunnelRow(
+        stage,
+        segment,
+        source,
+        **left.model_dump(),
+        dropped=sum(amount.documents for amount in book.dropped.values()),
+        failed=sum(amount.documents for amount in book.failed.values()),
+        stage_share=share(book.kept.documents, book.read.documents),
+        kept_share=share(left.documents, start.documents),
+        seconds=book.seconds,
+    )
+
+
+def _total(amounts: Mapping[str, Amount]) -> Amount:
+    total = Amount()
+    for amount in amounts.values():
+        total = total + amount
+    return total
 
 
 def share(part: float, whole: float) -> float:
