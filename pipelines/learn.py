@@ -1,0 +1,172 @@
+"""What a worker learns from documents: the models of a recipe, its tokenizer, and the token shards."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+
+from gristmill.pipelines.work import kept_batches, parts_of, versions, withdraw
+from gristmill.stages.documents import Batch
+from gristmill.stages.ledger import Amount, FileRecord, ShardLedger, StageLedger, amount
+from gristmill.stages.models import Selection
+from gristmill.stages.shards import Shard, ShardError, checksum, filesystem, join, publish, publish_bytes, read_bytes
+from gristmill.tokenize.encode import Encoder
+from gristmill.tokenize.train import TokenizerSettings, train
+from gristmill.tokenize.write import write_shard
+
+
+@dataclass(frozen=True)
+class TrainOrder:
+    """Train one model of the recipe on what a segment kept, or on files."""
+
+    out: str
+    name: str
+    key: str
+    settings: Any  # KenLM or FastText
+    upstream: str | None
+    shards: tuple[Shard, ...]
+
+
+@dataclass(frozen=True)
+class TokenizerOrder:
+    """Train the tokenizer on what the last segment kept."""
+
+    out: str
+    key: str
+    settings: TokenizerSettings
+    upstream: str
+    shards: tuple[Shard, ...]
+
+
+@dataclass(frozen=True)
+class TokensOrder:
+    """Turn one kept part into token shards."""
+
+    out: str
+    key: str
+    upstream: str
+    shard: Shard
+    holdout_share: float
+    encoder: str
+
+
+def run_train(order: TrainOrder) -> dict[str, Any]:
+    """Trains in a local folder, then publishes the files, the card last -> the card."""
+    folder = join(order.out, "models", order.name)
+    withdraw(join(folder, "card.json"))
+    texts = {role: _selected(order, selection) for role, selection in order.settings.roles().items()}
+    with tempfile.TemporaryDirectory(prefix="gristmill-train-") as scratch:
+        card = order.settings.train(texts, scratch)
+        for path in sorted(Path(scratch).rglob("*")):
+            if path.is_file() and path.name != "card.json":
+                with publish(join(folder, path.relative_to(scratch).as_posix())) as file, path.open("rb") as data:
+                    shutil.copyfileobj(data, file, 1 << 20)
+    card = {"key": order.key, "name": order.name, **card}
+    publish_bytes(join(folder, "card.json"), orjson.dumps(card, option=orjson.OPT_INDENT_2))
+    return card
+
+
+def _selected(order: TrainOrder, selection: Selection) -> Iterator[pa.Array]:
+    if selection.files is not None:
+        return selection.from_files()
+    if order.upstream is None:
+        raise ShardError(f"Model {order.name} trains on documents of the run, but no segment comes before it.")
+    return selection.texts(_batches(order.out, order.upstream, order.shards))
+
+
+def _batches(out: str, folder: str, shards: Iterable[Shard]) -> Iterator[Batch]:
+    for shard in shards:
+        yield from kept_batches(parts_of(out, folder, "kept", shard, "parquet"))
+
+
+def run_tokenizer(order: TokenizerOrder) -> dict[str, Any]:
+    """Trains the tokenizer on the kept texts of every source, in the order of the listing."""
+    withdraw(join(order.out, "tokens", "tokenizer_card.json"))
+    begun = time.perf_counter()
+    by_source: dict[str, list[Shard]] = {}
+    for shard in order.shards:
+        by_source.setdefault(shard.source, []).append(shard)
+
+    def texts(shards: list[Shard]) -> Iterator[pa.Array]:
+        for shard in shards:
+            for batch in kept_batches(parts_of(order.out, order.upstream, "kept", shard, "parquet"), ["text"]):
+                yield batch["text"]
+
+    tokenizer = train({source: texts(shards) for source, shards in by_source.items()}, order.settings)
+    data = tokenizer.to_str(pretty=True).encode()
+    publish_bytes(join(order.out, "tokens", "tokenizer.json"), data)
+    card = {"key": order.key, "vocab_size": tokenizer.get_vocab_size(), "seconds": time.perf_counter() - begun}
+    publish_bytes(join(order.out, "tokens", "tokenizer_card.json"), orjson.dumps(card))
+    return card
+
+
+def run_tokens(order: TokensOrder) -> dict[str, Any]:
+    """Encodes one kept part -> its ledger: documents in; tokens of the training part kept, the held-out part apart."""
+    folder = join(order.out, "tokens")
+    ledger_path = parts_of(order.out, "tokens", "ledger", order.shard, "json")
+    withdraw(ledger_path)
+    begun = time.perf_counter()
+    account = StageLedger(stage="tokenize")
+
+    def counted() -> Iterator[Batch]:
+        path = parts_of(order.out, order.upstream, "kept", order.shard, "parquet")
+        for batch in kept_batches(path, ["doc_id", "source", "text"]):
+            account.read = account.read + amount(batch)
+            yield batch
+
+    encoder = Encoder(read_bytes(join(folder, "tokenizer.json")), mode=order.encoder)
+    infos = write_shard(
+        counted(),
+        encoder,
+        folder,
+        order.shard.part,
+        order.holdout_share,
+        source=order.shard.source,
+        key=order.key,
+    )
+    for info in infos:
+        size = Amount(documents=info.documents, bytes=info.bytes, tokens=info.tokens)
+        if info.split == "train":
+            account.kept = size
+        else:
+            account.dropped["holdout"] = size
+    account.read = account.read + Amount(tokens=sum(info.tokens for info in infos))
+    _characters(account)
+    account.seconds = time.perf_counter() - begun
+    ledger = ShardLedger(
+        key=order.key,
+        segment="tokens",
+        shard=order.shard.index,
+        source=order.shard.source,
+        input=f"{order.upstream}/{order.shard.part}",
+        stages=[account],
+        files=[_record(folder, name) for info in infos for name in (info.bin, info.idx)],
+        versions=versions(),
+        host=socket.gethostname(),
+        seconds=account.seconds,
+    )
+    ledger.check(f"tokens/{order.shard.part}")
+    card = {"infos": [info.model_dump() for info in infos], "encoder": encoder.used, "key": order.key}
+    publish_bytes(parts_of(order.out, "tokens", "cards", order.shard, "json"), orjson.dumps(card))
+    publish_bytes(ledger_path, ledger.sealed())
+    return ledger.model_dump()
+
+
+def _characters(account: StageLedger) -> None:
+    """Token shards know bytes, not characters: these are booked as edited, so that the sums are of one kind."""
+    account.edited = Amount(chars=account.read.chars)
+
+
+def _record(folder: str, name: str) -> FileRecord:
+    path = join(folder, name)
+    fs, inner = filesystem(path)
+    return FileRecord(path=name, rows=0, bytes=int(fs.size(inner)), xxh3=checksum(path))

@@ -1,0 +1,328 @@
+"""Runs a recipe: does what the plan says is left, in order, and publishes the rest of the run folder.
+
+`plan.py` decides, `work.py` does one piece, `engine.py` says where. Here is only the order of things:
+
+    for each segment: its models -> signatures -> decisions -> shards        then tokenizer -> token shards -> manifest
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from ruamel.yaml import YAML
+
+from gristmill.pipelines import work
+from gristmill.pipelines.engine import Engine, Failure, open_engine
+from gristmill.pipelines.learn import TokenizerOrder, TokensOrder, TrainOrder, run_tokenizer, run_tokens, run_train
+from gristmill.pipelines.listing import frozen
+from gristmill.pipelines.plan import Plan, SegmentPlan, hash_of, make_plan
+from gristmill.pipelines.progress import Display
+from gristmill.pipelines.recipe import Recipe, StageUse, check, kept_schema, model_of
+from gristmill.pipelines.warmup import warm
+from gristmill.stages.ledger import LedgerError, ShardLedger
+from gristmill.stages.readers import columns_of
+from gristmill.stages.shards import (
+    Shard,
+    filesystem,
+    join,
+    publish_bytes,
+    read_bytes,
+    remove_leftovers,
+)
+from gristmill.tokenize.encode import Encoder
+from gristmill.tokenize.shards import ShardInfo
+from gristmill.tokenize.write import write_manifest
+
+SEGMENT_FOLDER = re.compile(r"^\d{2}-[a-z0-9_]+$")
+PART = re.compile(r"^(part|holdout)-\d+$")
+
+
+class RunError(RuntimeError):
+    """A run could not be finished; what was done stays, and the same command goes on from there."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to run, as opposed to what: none of it changes a byte of the result."""
+
+    debug: bool = False
+    workers: int | None = None
+    scheduler: str | None = None
+    refresh_inputs: bool = False
+
+
+@dataclass
+class Outcome:
+    """What a call of `run` did."""
+
+    out: str
+    done: int = 0  # pieces worked on
+    found: int = 0  # pieces that were there already
+    failures: list[str] = field(default_factory=list)
+
+
+def run(recipe: Recipe, out: str, options: Options, display: Display) -> Outcome:
+    """Everything up to the token shards.
+
+    Raises SettingsError and InputError before any work, RunError when pieces were given up: it names each of them.
+    """
+    plan = prepare(recipe, out, refresh_inputs=options.refresh_inputs)
+    outcome = Outcome(out)
+    left = pieces_left(plan, out)
+    outcome.found = left.found
+    if not left.todo:
+        display.say(f"Nothing to do: all {left.found:,} pieces of {out} are there and up to date.")
+        return outcome
+    if left.found:
+        display.say(f"Going on: {left.found:,} pieces of {out} are there and up to date.")
+    display.say(warm())
+    with open_engine(debug=options.debug, workers=options.workers, scheduler=options.scheduler) as engine:
+        if engine.dashboard:
+            display.say(f"{engine.workers} workers; dashboard {engine.dashboard}")
+        runner = _Runner(plan, out, engine, display, outcome)
+        runner.segments()
+        runner.tokens()
+    return outcome
+
+
+def prepare(recipe: Recipe, out: str, *, refresh_inputs: bool = False) -> Plan:
+    """Checks the recipe against its input, freezes the listing, clears what no longer belongs, and plans."""
+    shards = frozen(recipe, out, refresh=refresh_inputs)
+    formats: dict[str, tuple[str, ...]] = {}
+    for shard in shards:
+        formats.setdefault(shard.source, tuple(columns_of(shard.format)))
+    check(recipe, formats)
+    plan = make_plan(recipe, shards)
+    text = io.StringIO()
+    YAML(typ="safe").dump(recipe.dump(), text)
+    publish_bytes(join(out, "recipe.yaml"), text.getvalue().encode())
+    _prune(plan, out)
+    remove_leftovers(out)
+    return plan
+
+
+def _prune(plan: Plan, out: str) -> None:
+    """Removes segments and parts that the plan does not know: they are of an earlier recipe or listing."""
+    fs, inner = filesystem(out)
+    known = {segment.segment.folder for segment in plan.segments}
+    if plan.tokenizer is not None:
+        known.add("tokens")
+    parts = {name for shard in plan.shards for name in (shard.part, shard.part.replace("part-", "holdout-"))}
+    for path in fs.ls(inner, detail=False):
+        name = path.rstrip("/").rsplit("/", 1)[-1]
+        if name != "tokens" and not SEGMENT_FOLDER.match(name):
+            continue
+        if name not in known:
+            fs.rm(path, recursive=True)
+            continue
+        for file in fs.find(path):
+            stem = file.rsplit("/", 1)[-1].split(".")[0]
+            if PART.match(stem) and stem not in parts:
+                fs.rm(file)
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a plan still has to do."""
+
+    todo: int
+    found: int
+
+
+def pieces_left(plan: Plan, out: str) -> Left:
+    """Counts pieces that carry their key and those that do not, tokens included."""
+    done = todo = 0
+    for segment in plan.segments:
+        folder = segment.segment.folder
+        for shard, key in zip(plan.shards, segment.shards, strict=True):
+            if ledger_done(out, folder, shard, key):
+                done += 1
+            else:
+                todo += 1
+    if plan.tokenizer is not None:
+        for shard, key in zip(plan.shards, plan.tokens, strict=True):
+            if ledger_done(out, "tokens", shard, key):
+                done += 1
+            else:
+                todo += 1
+        if card_key(join(out, "tokens", "card.json")) != manifest_key(plan):
+            todo += 1
+    return Left(todo, done)
+
+
+def ledger_done(out: str, folder: str, shard: Shard, key: str) -> bool:
+    """True when the shard's ledger carries the key and the files that it names are there in their size."""
+    path = work.parts_of(out, folder, "ledger", shard, "json")
+    try:
+        ledger = ShardLedger.opened(read_bytes(path), path)
+    except (FileNotFoundError, LedgerError):
+        return False
+    if ledger.key != key:
+        return False
+    fs, inner = filesystem(join(out, folder))
+    for record in ledger.files:
+        file = f"{inner}/{record.path}"
+        if not fs.exists(file) or fs.size(file) != record.bytes:
+            return False
+    return True
+
+
+def card_key(path: str) -> str | None:
+    """The key that a card carries; None when there is no readable card."""
+    try:
+        card = orjson.loads(read_bytes(path))
+    except (FileNotFoundError, orjson.JSONDecodeError):
+        return None
+    return str(card.get("key"))
+
+
+def manifest_key(plan: Plan) -> str:
+    return hash_of("manifest", plan.tokenizer, list(plan.tokens))
+
+
+class _Runner:
+    """One pass over a plan."""
+
+    def __init__(self, plan: Plan, out: str, engine: Engine, display: Display, outcome: Outcome) -> None:
+        self.plan, self.out, self.engine, self.display, self.outcome = plan, out, engine, display, outcome
+
+    def segments(self) -> None:
+        upstream: str | None = None
+        for segment in self.plan.segments:
+            folder = segment.segment.folder
+            self.display.say(f"{folder}: {', '.join(use.key for use in segment.segment.uses) or 'read'}")
+            self._models(segment, upstream)
+            if segment.cluster is not None and upstream is not None:
+                self._gate(segment, upstream)
+            self._shards(segment, upstream)
+            upstream = folder
+
+    def _work(
+        self, name: str, function: Callable[[Any], Any], orders: Sequence[Any], labels: Sequence[str], count: Any
+    ) -> None:
+        """Does orders on the engine, with a row of the display. Raises RunError with the list of those given up."""
+        if not orders:
+            return
+        with self.display.phase(name, len(orders)) as phase:
+
+            def done(position: int, result: Any) -> None:
+                self.outcome.done += 1
+                phase.advance(**count(result))
+
+            failures: list[Failure] = self.engine.run(function, orders, done)
+        if failures:
+            listed = [f"{labels[f.position]}: {f.error}" for f in sorted(failures, key=lambda f: f.position)]
+            self.outcome.failures.extend(listed)
+            raise RunError(
+                f"{len(failures):,} of {len(orders):,} pieces of {name} were given up; the others are done:\n  "
+                + "\n  ".join(listed[:20])
+                + "\nMend the cause and run the same command again; only what is missing is done."
+            )
+
+    def _models(self, segment: SegmentPlan, upstream: str | None) -> None:
+        orders = [
+            TrainOrder(
+                out=self.out,
+                name=name,
+                key=key,
+                settings=self.plan.recipe.models[name].settings,
+                upstream=upstream,
+                shards=self.plan.shards,
+            )
+            for name, key in segment.models.items()
+            if card_key(join(self.out, "models", name, "card.json")) != key
+        ]
+        labels = [f"model {order.name}" for order in orders]
+        self._work(f"{segment.segment.folder} models", run_train, orders, labels, lambda _: {})
+
+    def _gate(self, segment: SegmentPlan, upstream: str) -> None:
+        folder, gate = segment.segment.folder, segment.segment.gate
+        assert gate is not None
+        if card_key(join(self.out, folder, "cluster", "card.json")) == segment.cluster:
+            return
+        signed = [shard for shard in self.plan.shards if shard.index in segment.sign]
+        orders = [
+            work.SignOrder(self.out, folder, upstream, shard, segment.sign[shard.index], gate.stage)
+            for shard in signed
+            if card_key(work.parts_of(self.out, folder, "sign", shard, "json")) != segment.sign[shard.index]
+        ]
+        self._work(
+            f"{folder} sign",
+            work.run_sign,
+            orders,
+            [order.shard.label for order in orders],
+            lambda card: {"documents": card["rows"], "bytes_": card["bytes"]},
+        )
+        keys = tuple(segment.sign[shard.index] for shard in signed)
+        cluster = work.ClusterOrder(self.out, folder, tuple(signed), keys, str(segment.cluster), gate.stage)
+        self._work(f"{folder} cluster", work.run_cluster, [cluster], [f"{folder}/cluster"], _documents)
+
+    def _shards(self, segment: SegmentPlan, upstream: str | None) -> None:
+        folder = segment.segment.folder
+        schema = kept_schema(self.plan.recipe, segment.segment)
+        orders = [
+            work.ShardOrder(
+                out=self.out,
+                folder=folder,
+                upstream=upstream,
+                shard=shard,
+                key=key,
+                steps=tuple(self._step(use, segment) for use in segment.uses(shard)),
+                schema=schema,
+                max_chars=self.plan.recipe.max_chars,
+                sample_per_reason=self.plan.recipe.sample_per_reason,
+            )
+            for shard, key in zip(self.plan.shards, segment.shards, strict=True)
+            if not ledger_done(self.out, folder, shard, key)
+        ]
+        orders.sort(key=lambda order: (-order.shard.size, order.shard.index))  # big ones first: no long tail
+        labels = [order.shard.label for order in orders]
+        self._work(folder, work.run_shard, orders, labels, _ledger_figures)
+
+    def _step(self, use: StageUse, segment: SegmentPlan) -> work.StageStep:
+        stage = use.stage
+        name = model_of(self.plan.recipe, use)
+        if name is not None:
+            stage = stage.model_copy(update={"model": join(self.out, "models", name)})
+        return work.StageStep(use.key, stage, is_gate=use is segment.segment.gate)
+
+    def tokens(self) -> None:
+        plan = self.plan
+        if plan.tokenizer is None or plan.recipe.tokenizer is None:
+            return
+        self.display.say("tokens: tokenizer, shards")
+        folder = plan.segments[-1].segment.folder
+        if card_key(join(self.out, "tokens", "tokenizer_card.json")) != plan.tokenizer:
+            order = TokenizerOrder(self.out, plan.tokenizer, plan.recipe.tokenizer, folder, plan.shards)
+            self._work("tokenizer", run_tokenizer, [order], ["tokenizer"], lambda _: {})
+        orders = [
+            TokensOrder(self.out, key, folder, shard, plan.recipe.tokens.holdout_share, plan.recipe.tokens.encoder)
+            for shard, key in zip(plan.shards, plan.tokens, strict=True)
+            if not ledger_done(self.out, "tokens", shard, key)
+        ]
+        labels = [order.shard.label for order in orders]
+        self._work("token shards", run_tokens, orders, labels, _ledger_figures)
+        self._manifest()
+
+    def _manifest(self) -> None:
+        infos = []
+        for shard in self.plan.shards:
+            card = orjson.loads(read_bytes(work.parts_of(self.out, "tokens", "cards", shard, "json")))
+            infos.extend(ShardInfo.model_validate(info) for info in card["infos"])
+        encoder = Encoder(read_bytes(join(self.out, "tokens", "tokenizer.json")))
+        write_manifest(join(self.out, "tokens"), infos, encoder, holdout_share=self.plan.recipe.tokens.holdout_share)
+        publish_bytes(join(self.out, "tokens", "card.json"), orjson.dumps({"key": manifest_key(self.plan)}))
+
+
+def _documents(card: Mapping[str, Any]) -> dict[str, int]:
+    return {"documents": int(card["documents"])}
+
+
+def _ledger_figures(ledger: Mapping[str, Any]) -> dict[str, int]:
+    figures = work.summary(ledger)
+    return {"documents": figures["documents"], "kept": figures["kept"], "bytes_": figures["bytes"]}
