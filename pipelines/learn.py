@@ -19,8 +19,8 @@ from gristmill.stages.documents import Batch
 from gristmill.stages.ledger import Amount, FileRecord, ShardLedger, StageLedger, amount
 from gristmill.stages.models import Selection
 from gristmill.stages.shards import Shard, ShardError, checksum, filesystem, join, publish, publish_bytes, read_bytes
-from gristmill.tokenize.encode import Encoder
-from gristmill.tokenize.train import TokenizerSettings, train
+from gristmill.tokenize.encode import Backend, Encoder
+from gristmill.tokenize.train import TokenizerSettings, tokenizer_bytes, train
 from gristmill.tokenize.write import write_shard
 
 
@@ -56,7 +56,8 @@ class TokensOrder:
     upstream: str
     shard: Shard
     holdout_share: float
-    encoder: str
+    encoder: Backend
+    eos_token: str
 
 
 def run_train(order: TrainOrder) -> dict[str, Any]:
@@ -102,8 +103,7 @@ def run_tokenizer(order: TokenizerOrder) -> dict[str, Any]:
                 yield batch["text"]
 
     tokenizer = train({source: texts(shards) for source, shards in by_source.items()}, order.settings)
-    data = tokenizer.to_str(pretty=True).encode()
-    publish_bytes(join(order.out, "tokens", "tokenizer.json"), data)
+    publish_bytes(join(order.out, "tokens", "tokenizer.json"), tokenizer_bytes(tokenizer))
     card = {"key": order.key, "vocab_size": tokenizer.get_vocab_size(), "seconds": time.perf_counter() - begun}
     publish_bytes(join(order.out, "tokens", "tokenizer_card.json"), orjson.dumps(card))
     return card
@@ -123,7 +123,7 @@ def run_tokens(order: TokensOrder) -> dict[str, Any]:
             account.read = account.read + amount(batch)
             yield batch
 
-    encoder = Encoder(read_bytes(join(folder, "tokenizer.json")), mode=order.encoder)
+    encoder = Encoder(read_bytes(join(folder, "tokenizer.json")), eos_token=order.eos_token, backend=order.encoder)
     infos = write_shard(
         counted(),
         encoder,
@@ -155,7 +155,12 @@ def run_tokens(order: TokensOrder) -> dict[str, Any]:
         seconds=account.seconds,
     )
     ledger.check(f"tokens/{order.shard.part}")
-    card = {"infos": [info.model_dump() for info in infos], "encoder": encoder.used, "key": order.key}
+    card = {
+        "infos": [info.model_dump() for info in infos],
+        "encoder": encoder.active,
+        "message": encoder.message,
+        "key": order.key,
+    }
     publish_bytes(parts_of(order.out, "tokens", "cards", order.shard, "json"), orjson.dumps(card))
     publish_bytes(ledger_path, ledger.sealed())
     return ledger.model_dump()

@@ -45,6 +45,7 @@ from gristmill.stages.perplexity import Perplexity
 from gristmill.stages.pii import Pii
 from gristmill.stages.settings_file import SettingsError, build, line_of, nearest, plain, read_yaml
 from gristmill.stages.url import Url
+from gristmill.tokenize.encode import Backend
 from gristmill.tokenize.train import TokenizerSettings
 
 STAGES: dict[str, type] = {
@@ -101,7 +102,7 @@ class TokenSettings(Settings):
     """How kept documents become token shards."""
 
     holdout_share: float = Field(default=0.01, ge=0, lt=1)  # of documents, by a hash of their text
-    encoder: str = "auto"  # "auto" takes the fast one where its ids equal the reference's
+    encoder: Backend = "auto"  # "auto" takes the fast one where its ids equal the reference's
 
 
 class AblationSettings(Settings):

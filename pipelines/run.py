@@ -301,7 +301,15 @@ class _Runner:
             order = TokenizerOrder(self.out, plan.tokenizer, plan.recipe.tokenizer, folder, plan.shards)
             self._work("tokenizer", run_tokenizer, [order], ["tokenizer"], lambda _: {})
         orders = [
-            TokensOrder(self.out, key, folder, shard, plan.recipe.tokens.holdout_share, plan.recipe.tokens.encoder)
+            TokensOrder(
+                out=self.out,
+                key=key,
+                upstream=folder,
+                shard=shard,
+                holdout_share=plan.recipe.tokens.holdout_share,
+                encoder=plan.recipe.tokens.encoder,
+                eos_token=plan.recipe.tokenizer.eos_token,
+            )
             for shard, key in zip(plan.shards, plan.tokens, strict=True)
             if not ledger_done(self.out, "tokens", shard, key)
         ]
@@ -314,7 +322,12 @@ class _Runner:
         for shard in self.plan.shards:
             card = orjson.loads(read_bytes(work.parts_of(self.out, "tokens", "cards", shard, "json")))
             infos.extend(ShardInfo.model_validate(info) for info in card["infos"])
-        encoder = Encoder(read_bytes(join(self.out, "tokens", "tokenizer.json")))
+        assert self.plan.recipe.tokenizer is not None
+        encoder = Encoder(
+            read_bytes(join(self.out, "tokens", "tokenizer.json")),
+            eos_token=self.plan.recipe.tokenizer.eos_token,
+            backend="tokenizers",
+        )
         write_manifest(join(self.out, "tokens"), infos, encoder, holdout_share=self.plan.recipe.tokens.holdout_share)
         publish_bytes(join(self.out, "tokens", "card.json"), orjson.dumps({"key": manifest_key(self.plan)}))
 
