@@ -1,0 +1,215 @@
+"""What the readers share: books, ids, the text policy, batches, and streams that say when they are damaged."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+import pyarrow as pa
+import xxhash
+
+from gristmill.stages.documents import BASE_FIELDS, MAX_BATCH_BYTES, MAX_BATCH_DOCUMENTS, Batch
+from gristmill.stages.ledger import Amount, StageLedger, amount
+from gristmill.stages.shards import Shard, ShardError, filesystem
+
+READ_FIELDS: dict[str, pa.DataType] = {**BASE_FIELDS, "language": pa.string(), "language_score": pa.float64()}
+CONTENT_FIELDS: dict[str, pa.DataType] = {"html": pa.binary(), "html_charset": pa.string(), "text": pa.string()}
+
+MAX_PROBLEMS = 20  # failures that are described; all are counted
+_SURROGATES = re.compile("[\ud800-\udfff]")
+_BLOCK = 1 << 20  # bytes read and decompressed at a time
+
+
+def clean_string(value: str) -> tuple[str, int, int]:
+    """The text policy -> (text without lone surrogates and NUL, NULs replaced, surrogates replaced)."""
+    nuls = value.count("\0")
+    if nuls:
+        value = value.replace("\0", "\ufffd")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        value, surrogates = _SURROGATES.subn("\ufffd", value)
+        return value, nuls, surrogates
+    return value, nuls, 0
+
+
+def is_empty(text: str) -> bool:
+    """True for a text without a visible character."""
+    return not text or text.isspace()
+
+
+@dataclass
+class Reading:
+    """One shard while it is read. Every record ends in exactly one call of `keep`, `drop`, `fail` or `skip`."""
+
+    shard: Shard
+    ledger: StageLedger
+    problems: list[str]
+    max_chars: int
+    names: Mapping[str, str]  # our column -> the input's
+    content: tuple[str, ...]  # the format's columns; the first is the one that is weighed
+    rows: list[tuple[Any, ...]] = field(default_factory=list)
+    weight: int = 0  # bytes of the rows that wait
+    _seen: set[int] = field(default_factory=set)  # 64-bit hashes of ids: a collision costs a needless suffix
+
+    @property
+    def schema(self) -> pa.Schema:
+        return pa.schema([*READ_FIELDS.items(), *((name, CONTENT_FIELDS[name]) for name in self.content)])
+
+    def note(self, where: str, reason: str, why: str) -> None:
+        """Describes a failure: file, line or byte, and reason."""
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems.append(f"{self.shard.path}:{where}: {reason}: {why}")
+
+    def count(self, name: str, times: int = 1) -> None:
+        if times:
+            self.ledger.counters[name] = self.ledger.counters.get(name, 0) + times
+
+    def skip(self, kind: str) -> None:
+        """A record that is no document."""
+        self.count(f"skipped.{kind}")
+
+    def drop(self, reason: str, size: Amount) -> None:
+        self.ledger.read = self.ledger.read + size
+        self.ledger.dropped[reason] = self.ledger.dropped.get(reason, Amount()) + size
+
+    def fail(self, reason: str, where: str, why: str, bytes_: int, documents: int = 1) -> None:
+        size = Amount(documents=documents, bytes=bytes_)
+        self.ledger.read = self.ledger.read + size
+        self.ledger.failed[reason] = self.ledger.failed.get(reason, Amount()) + size
+        self.note(where, reason, why)
+
+    def edited(self, nuls: int, surrogates: int) -> None:
+        """Books what the text policy did to a document that is kept: NUL has 1 byte, a surrogate and U+FFFD have 3."""
+        change = Amount(bytes=-2 * nuls)
+        self.ledger.read = self.ledger.read + change
+        self.ledger.edited = self.ledger.edited + change
+        self.count("replaced.nul", nuls)
+        self.count("replaced.surrogate", surrogates)
+
+    def identify(self, own: str | None, position: int | str) -> str:
+        """A document's id, unique in the shard: its own, else a hash of source, shard name and position in the file."""
+        if not own:
+            key = f"{self.shard.source}\0{self.shard.name}\0{position}"
+            own = xxhash.xxh3_128_hexdigest(key.encode("utf-8", "surrogatepass"))
+        doc_id, copy = own, 1
+        while (digest := xxhash.xxh3_64_intdigest(doc_id.encode())) in self._seen:
+            copy += 1
+            doc_id = f"{own}#{copy}"
+        if copy > 1:
+            self.count("duplicate_id")
+        self._seen.add(digest)
+        return doc_id
+
+    def keep(self, row: tuple[Any, ...], weight: int) -> Iterator[Batch]:
+        """Adds a row in the order of `schema`. weight: bytes of its content, or more. Gives a batch when it is full."""
+        if self.rows and (len(self.rows) >= MAX_BATCH_DOCUMENTS or self.weight + weight > MAX_BATCH_BYTES):
+            yield from self.flush()
+        self.rows.append(row)
+        self.weight += weight
+
+    def flush(self) -> Iterator[Batch]:
+        """Gives the rows that wait as a batch, booked."""
+        if not self.rows:
+            return
+        columns = zip(*self.rows, strict=True)
+        arrays = [pa.array(values, kind) for values, kind in zip(columns, self.schema.types, strict=True)]
+        self.rows, self.weight = [], 0
+        yield self.booked(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
+
+    def booked(self, batch: Batch) -> Batch:
+        """Books a batch as read and kept."""
+        size = amount(batch)
+        self.ledger.read = self.ledger.read + size
+        self.ledger.kept = self.ledger.kept + size
+        return batch
+
+
+@contextmanager
+def open_shard(shard: Shard) -> Iterator[IO[bytes]]:
+    """The shard's file. Raises ShardError when it cannot be opened."""
+    try:
+        fs, inner = filesystem(shard.path)
+        opened = fs.open(inner, "rb")
+    except (OSError, ValueError, ImportError) as error:
+        raise ShardError(
+            f"{shard.path}: the file cannot be opened ({type(error).__name__}: {error}). It was there when the inputs "
+            "were listed; put it back, or list the inputs again."
+        ) from error
+    with opened as file:
+        yield file
+
+
+class DamagedStream(ValueError):
+    """A compressed stream ended too early or holds what cannot be decompressed. All bytes before were given."""
+
+    def __init__(self, reason: str, why: str) -> None:
+        super().__init__(why)
+        self.reason = reason  # "truncated" or "corrupt"
+
+
+def blocks(file: IO[bytes]) -> Iterator[bytes]:
+    """A file's bytes, decompressed where its first bytes say gzip or zstd, in blocks of bounded size.
+
+    The first bytes decide, not the name: files called .gz that are not compressed are common.
+    """
+    head = file.read(4)
+    file.seek(0)
+    if head.startswith(b"\x1f\x8b"):
+        return _gzip_blocks(file)
+    if head == b"\x28\xb5\x2f\xfd":
+        return _zstd_blocks(file)
+    return iter(lambda: file.read(_BLOCK), b"")
+
+
+def _gzip_blocks(file: IO[bytes]) -> Iterator[bytes]:
+    """Any number of gzip members, with zero bytes as padding after the last (RFC 1952; gzip(1))."""
+    member, data = zlib.decompressobj(31), b""
+    fresh = True  # nothing of this member was read yet
+    while True:
+        if not data:
+            data = file.read(_BLOCK)
+            if not data:
+                break
+        if fresh and not (data := data.lstrip(b"\0")):
+            continue
+        fresh = False
+        before = member.copy()
+        try:
+            block = member.decompress(data, _BLOCK)
+        except zlib.error:
+            yield from _up_to_damage(before, data)
+        if block:
+            yield block
+        data = member.unconsumed_tail
+        if member.eof:
+            data, member, fresh = member.unused_data, zlib.decompressobj(31), True
+    if not fresh:
+        raise DamagedStream("truncated", "the gzip stream ends in the middle")
+
+
+def _up_to_damage(member: Any, data: bytes) -> Iterator[bytes]:
+    """What a gzip member gives before it breaks, in small steps: zlib loses the output of the step that fails."""
+    try:
+        while True:
+            yield member.decompress(data, 64)
+            data = member.unconsumed_tail
+    except zlib.error as error:
+        raise DamagedStream("corrupt", f"gzip: {error}") from error
+
+
+def _zstd_blocks(file: IO[bytes]) -> Iterator[bytes]:
+    """Any number of zstd frames. Arrow's reader gives bounded blocks and notices a frame that is cut.
+
+    A damaged frame costs at most one block of 64 KiB before the damage; zstd's own blocks have 128 KiB.
+    """
+    stream = pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd")
+    try:
+        while block := stream.read(1 << 16):
+            yield block
+    except OSError as error:
+        raise DamagedStream("truncated" if "Truncated" in str(error) else "corrupt", f"zstd: {error}") from error
