@@ -1,0 +1,239 @@
+"""Near-duplicates: documents that share most of their runs of words.
+
+    minhash:
+      ngram: 5           # words
+      bands: 14
+      rows: 8
+      keep: longest
+      verify: jaccard
+      min_similarity: 0.8
+
+sign: shingles, signature, one 64-bit key a band. cluster: one band at a time, equal keys are joined, in the order
+and on the condition that the settings ask for. keep: by doc_id (documents.apply_decisions).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field, field_validator, model_validator
+
+from gristmill.stages import duplicates
+from gristmill.stages.documents import Batch, Measure, Rule, Settings, log_edges
+from gristmill.stages.duplicates import ClusterError
+from gristmill.stages.kernels import cluster, minhash
+from gristmill.stages.kernels.buffers import string_views
+from gristmill.stages.kernels.shingles import Fold, fold
+
+REASON = "near_duplicate"
+FLOOR = 1_000  # documents; max_cluster_share says nothing about smaller clusters
+BYTES_PER_KEY = 24  # key and row, and their copies while they are sorted
+
+
+class MinHash(Settings):
+    """Keeps one document of each cluster of near-duplicates.
+
+    The defaults are FineWeb's (Penedo et al. 2024, section 3.4; datatrove's MinhashConfig): 5 words, 14 bands of 8:
+    pairs of Jaccard similarity 0.72 are found with probability 0.65, of 0.8 with 0.92, of 0.9 with 1.0.
+    Documents of fewer than `ngram` words are compared as a whole. Documents without any word are never merged.
+    """
+
+    name: ClassVar[str] = "minhash"
+    version: ClassVar[int] = 1
+    needs: ClassVar[tuple[str, ...]] = ("text",)
+    adds: ClassVar[Mapping[str, pa.DataType]] = {"minhash.cluster": pa.string(), "minhash.cluster_size": pa.float64()}
+    measures: ClassVar[tuple[Measure, ...]] = (Measure("minhash.cluster_size", "documents", log_edges(1, 1e6)),)
+
+    ngram: int = Field(default=5, ge=1, le=100)  # words
+    bands: int = Field(default=14, ge=1, le=1_000)
+    rows: int = Field(default=8, ge=1, le=1_000)  # places of the signature in a band
+    threshold: float | None = Field(default=None, gt=0, lt=1)  # Jaccard; chooses bands and rows
+    permutations: int = Field(default=112, ge=2, le=10_000)  # at most, when `threshold` chooses
+    seed: int = 1
+    scope: duplicates.Scope = "global"  # documents of different sources or dumps are not compared
+    keep: str = "longest"
+    verify: Literal["none", "signature", "jaccard"] = "none"
+    min_similarity: float = Field(default=0.75, ge=0, le=1)  # of two documents, for `verify` to join them
+    max_cluster: int = Field(default=1_000_000, ge=1)  # documents
+    max_cluster_share: float = Field(default=0.5, gt=0, le=1)  # of a source, for clusters of 1,000 and more
+    max_shingles: int = Field(default=200_000, ge=1)  # a longer document is compared by a sample of so many
+    sort_bytes: int = Field(default=1 << 30, ge=1 << 10)  # memory for sorting keys; more keys take more passes
+
+    _check_keep = field_validator("keep")(duplicates.check_keep)
+
+    @model_validator(mode="after")
+    def _either_bands_or_threshold(self) -> MinHash:
+        given = self.model_fields_set & {"bands", "rows"}
+        if self.threshold is not None and given:
+            raise ValueError(
+                f"threshold chooses bands and rows, but {' and '.join(sorted(given))} is set too. Drop one."
+            )
+        if self.threshold is None and "permutations" in self.model_fields_set:
+            raise ValueError("permutations bounds what `threshold` chooses; without it, set bands and rows.")
+        return self
+
+    @cached_property
+    def shape(self) -> tuple[int, int]:
+        """(bands, rows) in force."""
+        return (self.bands, self.rows) if self.threshold is None else choose_bands(self.threshold, self.permutations)
+
+    @property
+    def fold(self) -> Fold:
+        """The normalisation in force."""
+        return fold()
+
+    def rules(self) -> Sequence[Rule]:
+        return ()
+
+    def sign(self, batch: Batch) -> Batch:
+        """-> identity, shingles uint32 (0: no word), capped uint8, band_00 ... uint64, and what `verify` needs."""
+        offsets, data = string_views(batch["text"])
+        n, (bands, rows) = batch.num_rows, self.shape
+        keys = np.empty((bands, n), np.uint64)
+        counts = np.empty(n, np.uint32)
+        signatures = np.empty((n if self.verify == "signature" else 0, bands * rows), np.uint32)
+        wanted = self.verify == "jaccard"
+        sets = np.empty(int(offsets[-1] - offsets[0]) // 2 + n if wanted else 0, np.uint32)
+        set_ends = np.empty(n if wanted else 0, np.int64)
+        capped = np.zeros(n, np.uint8)
+        minhash.sign(
+            offsets, data, *self.fold, self.ngram, *_permutations(bands * rows, self.seed), bands, rows,
+            self.max_shingles, keys, signatures, counts, capped, sets, set_ends,
+        )  # fmt: skip
+        columns = duplicates.identity(batch, self.keep)
+        columns["shingles"] = pa.array(counts)
+        columns["capped"] = pa.array(capped)
+        columns |= {band_name(band): pa.array(keys[band]) for band in range(bands)}
+        if self.verify == "signature":
+            columns["signature"] = pa.FixedSizeListArray.from_arrays(pa.array(signatures.reshape(-1)), bands * rows)
+        if wanted:
+            ends = np.concatenate([[0], set_ends]).astype(np.int32)
+            columns["shingle_set"] = pa.ListArray.from_arrays(pa.array(ends), pa.array(sets[: ends[-1]]))
+        return pa.RecordBatch.from_pydict(columns)
+
+    def cluster(self, signatures: Sequence[pa.Table]) -> tuple[list[pa.Table], Mapping[str, Any]]:
+        """-> decisions for each shard, figures.
+
+        Figures: documents, removed, clusters, sizes, biggest; without_words, capped; bands, rows, recall (Jaccard ->
+        probability that a pair is found); joined, not_similar (comparisons under min_similarity), not_compared.
+        Raises ClusterError for signatures of other settings, a doc_id twice in a shard, a cluster beyond the limits.
+        """
+        bands, rows = self.shape
+        self._check_columns(signatures)
+        starts = duplicates.row_starts(signatures)
+        comparable = np.empty(int(starts[-1]), bool)
+        for first, values in duplicates.chunks(signatures, "shingles"):
+            comparable[first : first + len(values)] = values > 0
+        roots, counted = self._roots(signatures, starts, comparable)
+        keepers = duplicates.elect(signatures, starts, roots)
+        limits = {"documents": self.max_cluster, "share": self.max_cluster_share, "floor": FLOOR}
+        duplicates.check_size(signatures, starts, keepers, limits)
+        figures = duplicates.figures(signatures, starts, keepers) | counted
+        figures["without_words"] = int(len(comparable) - comparable.sum())
+        figures["capped"] = sum(int(values.sum()) for _, values in duplicates.chunks(signatures, "capped"))
+        figures |= {"bands": bands, "rows": rows}
+        figures["recall"] = {f"{s / 100:.2f}": recall(s / 100, bands, rows) for s in range(50, 100, 5)}
+        names = ("minhash.cluster", "minhash.cluster_size")
+        return duplicates.decide(signatures, starts, keepers, REASON, names), figures
+
+    def _roots(
+        self, tables: Sequence[pa.Table], starts: np.ndarray, alive: np.ndarray
+    ) -> tuple[np.ndarray, dict[str, int]]:
+        """Joins, band after band, rows that share a key -> roots (n,) uint32, and what was counted."""
+        n = int(starts[-1])
+        parent = np.arange(n, dtype=np.uint32)
+        salts = duplicates.salts(tables, self.scope)
+        at, counts = np.zeros(0, np.int64), np.zeros(0, np.uint32)
+        if self.verify != "none":
+            name = "signature" if self.verify == "signature" else "shingle_set"
+            at, counts = cluster.addresses(pa.chunked_array([c for t in tables for c in t[name].chunks]))
+        parts = max(1, -(-n * BYTES_PER_KEY // self.sort_bytes))  # key ranges, sorted one after the other
+        edges = [i * 2**64 // parts for i in range(parts + 1)]
+        size = min(n, int(n / parts * 1.25) + 1024)
+        buffers = [np.empty(size, kind) for kind in (np.uint64, np.uint32, np.uint64, np.uint32)]
+        joined = failed = skipped = 0
+        for band in range(self.shape[0]):
+            for low, high in zip(edges[:-1], edges[1:], strict=True):
+                buffers, found = _gather(tables, band_name(band), alive, salts, (low, high - 1), buffers)
+                keys, rows = cluster.radix_sort(*(b[:found] for b in buffers), 20)
+                if self.verify == "none":
+                    joined += cluster.union_runs(keys, rows, parent)
+                    continue
+                cap = 0 if self.verify == "signature" else self.max_shingles
+                result = cluster.union_verified(keys, rows, parent, at, counts, cap, self.min_similarity)
+                joined, failed, skipped = joined + result[0], failed + result[1], skipped + result[2]
+        cluster.flatten(parent)
+        return parent, {"joined": joined, "not_similar": failed, "not_compared": skipped}
+
+    def _check_columns(self, tables: Sequence[pa.Table]) -> None:
+        need = {"shingles", "capped", *map(band_name, range(self.shape[0]))}
+        need |= {"signature": {"signature"}, "jaccard": {"shingle_set"}, "none": set()}[self.verify]
+        for number, table in enumerate(tables):
+            missing = sorted(need - set(table.schema.names))
+            if missing or band_name(self.shape[0]) in table.schema.names:
+                raise ClusterError(
+                    f"The signatures of shard {number} were made with other settings: "
+                    f"{f'they lack {missing[0]}' if missing else f'they have more than {self.shape[0]} bands'}. "
+                    "Delete them and run the recipe again."
+                )
+
+
+def band_name(band: int) -> str:
+    """The column of a band's keys."""
+    return f"band_{band:02d}"
+
+
+@lru_cache(maxsize=8)
+def _permutations(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    return minhash.permutations(count, seed)
+
+
+def _gather(
+    tables: Sequence[pa.Table],
+    name: str,
+    alive: np.ndarray,
+    salts: np.ndarray,
+    bounds: tuple[int, int],
+    buffers: list[np.ndarray],
+) -> tuple[list[np.ndarray], int]:
+    """The keys of one band within bounds -> buffers (keys, rows, and two spares of their kind), how many were found.
+
+    Makes larger buffers where a range holds more than expected: many equal keys fall into one range.
+    """
+    found = 0
+    limits = np.array(bounds, np.uint64)
+    for first, values in duplicates.chunks(tables, name):
+        if found + len(values) > len(buffers[0]):
+            # The spares follow when the range is complete; until then they only cost memory.
+            grown = max(found + len(values), len(buffers[0]) * 3 // 2)
+            buffers = [np.concatenate([b[:found], np.empty(grown - found, b.dtype)]) for b in buffers]
+        here = slice(first, first + len(values))
+        salt = salts[here] if len(salts) else salts
+        found = cluster.select(values, alive[here], salt, limits[0], limits[1], buffers[0], buffers[1], found, first)
+    return buffers, found
+
+
+def recall(similarity: float, bands: int, rows: int) -> float:
+    """The probability that two documents of this Jaccard similarity share the key of a band."""
+    return float(1 - (1 - similarity**rows) ** bands)
+
+
+def choose_bands(threshold: float, permutations: int) -> tuple[int, int]:
+    """-> the (bands, rows) with the smallest sum of two areas: of `recall` below the threshold, of its miss above.
+
+    The rule of datasketch.MinHashLSH with equal weights. Gauss-Legendre integration is exact here: the integrands
+    are polynomials of degree bands * rows <= permutations.
+    """
+    nodes, weights = np.polynomial.legendre.leggauss(permutations // 2 + 1)
+    below, above = threshold * (nodes + 1) / 2, threshold + (1 - threshold) * (nodes + 1) / 2
+    best = (np.inf, 0, 0)
+    for bands in range(1, permutations + 1):
+        for rows in range(1, permutations // bands + 1):
+            false_positive = threshold / 2 * weights @ (1 - (1 - below**rows) ** bands)
+            false_negative = (1 - threshold) / 2 * weights @ (1 - above**rows) ** bands
+            best = min(best, (float(false_positive + false_negative), bands, rows))
+    return best[1], best[2]
