@@ -305,3 +305,41 @@ def _first_difference(a: np.ndarray, a_lengths: np.ndarray, b: np.ndarray, b_len
         if not np.array_equal(left, b[b_ends[row] - b_lengths[row] : b_ends[row]]):
             return row
     return 0
+
+
+def token_byte_lengths(tokenizer_json: bytes) -> np.ndarray | None:
+    """How many bytes of text each id stands for: (vocab,) int64, 0 for special tokens; None where ids do not stand
+    for fixed bytes (models that are not byte-level, or that normalise)."""
+    pieces = token_bytes(tokenizer_json)
+    return None if pieces is None else np.array([len(piece) for piece in pieces], np.int64)
+
+
+def token_bytes(tokenizer_json: bytes) -> list[bytes] | None:
+    """The bytes of text that each id stands for, empty for special tokens; None where there are no such bytes."""
+    config = orjson.loads(tokenizer_json)
+    if config.get("normalizer") is not None or (config.get("decoder") or {}).get("type") != "ByteLevel":
+        return None
+    adds_a_space = b'"add_prefix_space":true' in orjson.dumps(config.get("pre_tokenizer"))
+    if config["model"].get("type") != "BPE" or adds_a_space:
+        return None
+    special = special_tokens(tokenizer_json)
+    added = {token["content"]: token["id"] for token in config.get("added_tokens") or [] if not token["special"]}
+    vocab: dict[str, int] = config["model"]["vocab"]
+    out = [b""] * (max([*vocab.values(), *special.values(), *added.values()]) + 1)
+    alphabet = _byte_alphabet()
+    reserved = set(special.values())
+    for piece, i in vocab.items():
+        if i not in reserved:
+            if any(char not in alphabet for char in piece):
+                return None
+            out[i] = bytes(alphabet[char] for char in piece)
+    for text, i in added.items():
+        out[i] = text.encode()
+    return out
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's names of the 256 bytes: printable ones stand for themselves, the others for code points from 256 up."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import ExitStack
-from itertools import pairwise
 from typing import IO
 
 import numpy as np
@@ -21,9 +20,9 @@ import pyarrow.compute as pc
 import xxhash
 
 from gristmill.stages.documents import Batch
-from gristmill.stages.kernels.buffers import string_views
 from gristmill.stages.shards import join, publish, publish_bytes
 from gristmill.tokenize.encode import Encoder
+from gristmill.tokenize.sample import is_held_out
 from gristmill.tokenize.shards import (
     INDEX_SCHEMA,
     MANIFEST_FILE,
@@ -33,18 +32,6 @@ from gristmill.tokenize.shards import (
     TokenError,
     TokenManifest,
 )
-
-
-def is_held_out(texts: pa.Array, share: float) -> np.ndarray:
-    """(n,) bool: documents whose text hashes (xxh3-64 of the UTF-8 bytes) into the lowest `share` of all hashes."""
-    if not 0 <= share < 1:
-        raise TokenError(f"holdout_share is a share of the documents, from 0 to below 1, not {share}.")
-    if share == 0:
-        return np.zeros(len(texts), bool)
-    offsets, data = string_views(texts)
-    view, limit = data.data, int(share * 2**64)
-    hashes = [xxhash.xxh3_64_intdigest(view[a:b]) for a, b in pairwise(offsets.tolist())]
-    return np.array([value < limit for value in hashes], bool)
 
 
 def write_shard(

@@ -1,0 +1,169 @@
+"""Learns a tokenizer from documents, within a bound on memory, the same one every time.
+
+    settings = TokenizerSettings(vocab_size=32_000, split="llama3", weights={"web": 3, "code": 1})
+    tokenizer = train({"web": web_texts, "code": code_texts}, settings)     # values: Arrow arrays of strings
+    Path("tokenizer.json").write_bytes(tokenizer_bytes(tokenizer))
+
+The text is a sample of documents (`sample.py`): at most `max_bytes` in all, shared between the sources by weight,
+and at most `max_chunk_chars` characters of each document, so that no document dominates. What is learned does not
+depend on the order of documents or shards.
+
+Special tokens come last in the vocabulary: no text can be encoded to one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal
+
+import pyarrow as pa
+from pydantic import Field, model_validator
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from gristmill.stages.documents import Settings
+from gristmill.tokenize.encode import END_OF_TEXT
+from gristmill.tokenize.sample import sample
+from gristmill.tokenize.shards import TokenError
+
+Split = Literal["gpt2", "cl100k", "llama3"]
+
+# The expression of tiktoken's cl100k_base as it was published, and of Llama 3's tokenizer.json: they are the same.
+CL100K_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# With single digits it is the one of Qwen 2.
+CL100K_SINGLE_DIGITS = CL100K_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")
+
+BYTES = 256  # the alphabet of a byte-level model
+# `tokenizers` counts pairs in 32 bits (huggingface/tokenizers pull request 2057); no count exceeds the bytes of text.
+MAX_SAMPLE_BYTES = 2_000_000_000
+# Measured with tokenizers 0.23 on 40 MB of documents, vocabulary 32,000, one core of a shared EPYC: 2.2 MB/s, 15 bytes
+# of memory a byte.
+TRAIN_BYTES_PER_SECOND = 2_200_000
+TRAIN_MEMORY_PER_BYTE = 16
+
+
+class TokenizerSettings(Settings):
+    """What to train, and on how much text."""
+
+    vocab_size: int = Field(32_000, le=1 << 24)  # ids in all, special tokens included; small corpora give fewer
+    split: Split = "llama3"  # how text is cut into words before merging; see `pre_tokenizer`
+    single_digits: bool = False  # every digit is a token of its own
+    special_tokens: tuple[str, ...] = (END_OF_TEXT,)  # the first one ends documents
+    min_frequency: int = Field(2, ge=1)  # occurrences in the sample that a pair needs to be merged
+    max_bytes: int = Field(100_000_000, gt=0, le=MAX_SAMPLE_BYTES)  # of UTF-8 text, over all sources
+    max_chunk_chars: int = Field(50_000, gt=0)  # characters that count of one document, its first ones
+    weights: dict[str, float] = Field(default_factory=dict)  # source -> share of max_bytes; empty: by size
+
+    @model_validator(mode="after")
+    def _sensible(self) -> TokenizerSettings:
+        least = BYTES + len(self.special_tokens)
+        if self.vocab_size < least:
+            raise ValueError(
+                f"vocab_size {self.vocab_size} is too small: {BYTES} bytes and {len(self.special_tokens)} special "
+                f"tokens need {least}."
+            )
+        if not self.special_tokens or len(set(self.special_tokens)) != len(self.special_tokens):
+            raise ValueError("special_tokens must name at least one token, to end documents with, and none twice.")
+        if any(not token for token in self.special_tokens):
+            raise ValueError("A special token cannot be empty.")
+        if any(not 0 <= weight < float("inf") for weight in self.weights.values()) or (
+            self.weights and sum(self.weights.values()) == 0
+        ):
+            raise ValueError("weights are numbers from 0 up, and one of them must be above 0.")
+        return self
+
+    @property
+    def eos_token(self) -> str:
+        return self.special_tokens[0]
+
+
+def train(
+    texts: Mapping[str, Iterable[pa.Array]], settings: TokenizerSettings, *, holdout_share: float = 0.0
+) -> Tokenizer:
+    """Trains on a sample of the documents of each source. texts: source -> Arrow arrays of strings, read once.
+
+    holdout_share: that of `write_shard`; held-out documents are left out here too. Raises TokenError when there is
+    no text, or when the weights do not name the sources.
+    """
+    chosen = training_sample(texts, settings, holdout_share=holdout_share)
+    if not any(chosen.values()):
+        raise TokenError(f"There is no text to train a tokenizer on (sources: {', '.join(texts) or 'none'}).")
+    tokenizer = Tokenizer(models.BPE(ignore_merges=settings.split == "llama3"))
+    tokenizer.pre_tokenizer = pre_tokenizer(settings.split, single_digits=settings.single_digits)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=settings.vocab_size - len(settings.special_tokens),
+        min_frequency=settings.min_frequency,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_strings(chosen.values()), trainer)
+    for token in settings.special_tokens:
+        if tokenizer.token_to_id(token) is not None:
+            raise TokenError(f"The special token {token!r} is an ordinary piece of this corpus. Choose a longer name.")
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in settings.special_tokens]
+    )
+    return tokenizer
+
+
+def training_sample(
+    texts: Mapping[str, Iterable[pa.Array]], settings: TokenizerSettings, *, holdout_share: float = 0.0
+) -> dict[str, list[bytes]]:
+    """What `train` learns from: source -> UTF-8 texts. Without weights, the sources are sampled as one corpus.
+
+    A source that has less text than its share gives all of it; the others do not get more.
+    """
+    if not settings.weights:
+        together = (array for name in texts for array in texts[name])
+        return {"": sample(together, settings.max_bytes, settings.max_chunk_chars, holdout_share)}
+    if set(settings.weights) != set(texts):
+        raise TokenError(
+            f"The weights of the tokenizer name {', '.join(sorted(settings.weights))}, but the sources are "
+            f"{', '.join(sorted(texts)) or 'none'}. Give every source a weight; 0 leaves it out."
+        )
+    total = sum(settings.weights.values())
+    shares = {name: int(settings.max_bytes * settings.weights[name] / total) for name in sorted(texts)}
+    return {
+        name: sample(texts[name], share, settings.max_chunk_chars, holdout_share)
+        for name, share in shares.items()
+        if share > 0
+    }
+
+
+def tokenizer_bytes(tokenizer: Tokenizer) -> bytes:
+    """The tokenizer.json to publish; the same tokenizer gives the same bytes."""
+    return str(tokenizer.to_str(pretty=True)).encode()
+
+
+def estimate(corpus_bytes: int, settings: TokenizerSettings) -> tuple[int, float]:
+    """(bytes of memory, seconds on one core) that training takes at most on a corpus of that size. A rough figure."""
+    sampled = min(corpus_bytes, settings.max_bytes)
+    return sampled * TRAIN_MEMORY_PER_BYTE, sampled / TRAIN_BYTES_PER_SECOND
+
+
+def pre_tokenizer(split: Split, *, single_digits: bool) -> pre_tokenizers.PreTokenizer:
+    """How text is cut before merging, as published: `gpt2` by OpenAI in 2019 (with single digits as StarCoder does),
+    `cl100k` by OpenAI in 2022, `llama3` by Meta in 2024 (the expression of cl100k; whole words of the vocabulary are
+    looked up before merging)."""
+    if split == "gpt2":
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+        if not single_digits:
+            return byte_level
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
+    pattern = CL100K_SINGLE_DIGITS if single_digits else CL100K_PATTERN
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), behavior="isolated", invert=False),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+def _strings(sources: Iterable[list[bytes]]) -> Iterator[list[str]]:
+    """Texts in groups, as `tokenizers` likes to be fed."""
+    for texts in sources:
+        for start in range(0, len(texts), 256):
+            yield [text.decode() for text in texts[start : start + 256]]

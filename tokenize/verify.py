@@ -1,0 +1,213 @@
+"""Reads every byte of a folder of token shards and says what is wrong where.
+
+    for problem in verify_tokens("out/run/tokens"):
+        print(problem)
+
+Checked: the manifest's digest; the tokenizer's hash and vocabulary; for each shard the size and checksum of both
+files, that documents follow each other without gap or overlap and end with the end-of-text id, that no other place
+holds that id or another special one, that every id is in the vocabulary, that a byte-level tokenizer's ids stand for
+as many bytes as the document had, that the index names one source and no document twice; and that no shard lies in the
+folder that the manifest does not list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+from tokenizers import Tokenizer
+
+from gristmill.tokenize.encode import token_byte_lengths
+from gristmill.tokenize.shards import (
+    MANIFEST_FILE,
+    TOKENIZER_FILE,
+    ShardInfo,
+    TokenError,
+    TokenManifest,
+    local_folder,
+    map_file,
+    read_index,
+    read_manifest,
+)
+
+BLOCK_IDS = 8 << 20  # ids looked at in one go
+MAX_PROBLEMS_PER_SHARD = 5
+
+
+def verify_tokens(folder: str | Path) -> list[str]:
+    """Everything that is wrong with a local folder of token shards, one sentence each; empty when it is sound."""
+    path = local_folder(folder)
+    try:
+        manifest = read_manifest(path)
+    except TokenError as error:
+        return [str(error)]
+    problems, byte_lengths = _tokenizer(path, manifest)
+    for info in manifest.shards:
+        found = list(_shard(path, info, manifest, byte_lengths))
+        problems += found[:MAX_PROBLEMS_PER_SHARD]
+        if len(found) > MAX_PROBLEMS_PER_SHARD:
+            problems.append(f"{path / info.name}: {len(found) - MAX_PROBLEMS_PER_SHARD} more problems.")
+    problems += _strays(path, manifest)
+    return problems
+
+
+def _tokenizer(folder: Path, manifest: TokenManifest) -> tuple[list[str], np.ndarray | None]:
+    """(problems, bytes that each id stands for (vocab,) int64, or None where they cannot be told)."""
+    path = folder / TOKENIZER_FILE
+    if not path.is_file():
+        return [f"{path}: no such file; the shards cannot be decoded without it."], None
+    data = path.read_bytes()
+    found = xxhash.xxh3_128_hexdigest(data)
+    if found != manifest.tokenizer_xxh3:
+        return [
+            f"{path}: not the tokenizer that made the shards: its hash is {found}, {MANIFEST_FILE} says "
+            f"{manifest.tokenizer_xxh3}."
+        ], None
+    vocab = Tokenizer.from_str(data.decode()).get_vocab(with_added_tokens=True)
+    problems = []
+    if max(vocab.values()) + 1 != manifest.vocab_size:
+        problems.append(
+            f"{path}: ids end at {max(vocab.values())}, but {MANIFEST_FILE} says vocab_size {manifest.vocab_size}."
+        )
+    for token, i in manifest.special_ids.items():
+        if vocab.get(token) != i:
+            problems.append(f"{path}: {token!r} has the id {vocab.get(token)}, but {MANIFEST_FILE} says {i}.")
+    return problems, token_byte_lengths(data)
+
+
+def _shard(folder: Path, info: ShardInfo, manifest: TokenManifest, byte_lengths: np.ndarray | None) -> Iterator[str]:
+    bin_path, idx_path = folder / info.bin, folder / info.idx
+    dtype = manifest.numpy_dtype
+    sound = True
+    for path, size, digest in (
+        (bin_path, info.tokens * dtype.itemsize, info.bin_xxh3),
+        (idx_path, info.idx_bytes, info.idx_xxh3),
+    ):
+        for problem in _file(path, size, digest):
+            sound = sound and path.is_file()
+            yield problem
+    if not sound:
+        return
+    try:
+        table = read_index(map_file(idx_path), str(idx_path))
+    except TokenError as error:
+        yield str(error)
+        return
+    yield from _index(idx_path, table, info)
+    buffer = map_file(bin_path)
+    ids = np.frombuffer(buffer, dtype, count=buffer.size // dtype.itemsize)
+    yield from _ids(bin_path, ids, table, manifest, byte_lengths)
+
+
+def _file(path: Path, size: int, digest: str) -> Iterator[str]:
+    if not path.is_file():
+        yield f"{path}: no such file, but {MANIFEST_FILE} lists it."
+        return
+    found = path.stat().st_size
+    if found != size:
+        yield f"{path}: {found:,} bytes, but {MANIFEST_FILE} says {size:,}."
+    elif xxhash.xxh3_128_hexdigest(map_file(path)) != digest:
+        yield f"{path}: its checksum is not the one in {MANIFEST_FILE}: the file was changed after it was written."
+
+
+def _index(path: Path, table: pa.Table, info: ShardInfo) -> Iterator[str]:
+    """What can be said from the index alone."""
+    if table.num_rows != info.documents:
+        yield f"{path}: {table.num_rows:,} documents, but {MANIFEST_FILE} says {info.documents:,}."
+    start, length = table["start"].to_numpy().astype(np.int64), table["length"].to_numpy().astype(np.int64)
+    expected = np.concatenate([[0], np.cumsum(length)])
+    gaps = np.flatnonzero(start != expected[:-1])
+    if len(gaps):
+        row = int(gaps[0])
+        yield (
+            f"{path}: document {row} ({_name(table, row)}) starts at {int(start[row]):,}, but the one before it ends "
+            f"at {int(expected[row]):,}."
+        )
+    if int(expected[-1]) != info.tokens:
+        yield f"{path}: its documents have {int(expected[-1]):,} ids, but {MANIFEST_FILE} says {info.tokens:,}."
+    if (length < 2).any():
+        row = int(np.argmax(length < 2))
+        yield f"{path}: document {row} ({_name(table, row)}) is empty."
+    total = int(pc.sum(table["bytes"].cast(pa.uint64())).as_py() or 0)
+    if total != info.bytes:
+        yield f"{path}: its documents have {total:,} bytes of text, but {MANIFEST_FILE} says {info.bytes:,}."
+    others = [name for name in pc.unique(table["source"]).to_pylist() if name != info.source]
+    if others:
+        yield f"{path}: holds documents of source {others[0]!r}, but {MANIFEST_FILE} says {info.source!r}."
+    counts = table["doc_id"].value_counts()
+    if len(counts) != table.num_rows:
+        worst = int(np.argmax(counts.field("counts").to_numpy()))
+        yield f"{path}: document {counts.field('values')[worst].as_py()!r} is listed more than once."
+
+
+def _ids(
+    path: Path, ids: np.ndarray, table: pa.Table, manifest: TokenManifest, byte_lengths: np.ndarray | None
+) -> Iterator[str]:
+    """What can be said of the ids, given the boundaries. One problem of each kind, the first one."""
+    length = table["length"].to_numpy().astype(np.int64)
+    ends = np.cumsum(length)
+    if len(ids) == 0 or len(ends) == 0 or int(ends[-1]) != len(ids):
+        return  # the sizes are wrong, which is a problem already named
+    if int(ids[ends - 1].min()) != manifest.eos_id or int(ids[ends - 1].max()) != manifest.eos_id:
+        row = int(np.argmax(ids[ends - 1] != manifest.eos_id))
+        yield (
+            f"{path}: document {row} ({_name(table, row)}) ends with id {int(ids[ends[row] - 1])}, not with the "
+            f"end-of-text id {manifest.eos_id}."
+        )
+    kind = _kinds(manifest)
+    sums = np.zeros(len(ends) + 1, np.int64)  # bytes that stand before each document
+    for low in range(0, len(ids), BLOCK_IDS):
+        block = ids[low : low + BLOCK_IDS]
+        if int(block.max()) >= manifest.vocab_size:
+            at = low + int(np.argmax(block >= manifest.vocab_size))
+            row = int(np.searchsorted(ends, at, side="right"))
+            yield (
+                f"{path}: id {int(ids[at])} at position {at:,} (document {row}, {_name(table, row)}) is outside the "
+                f"vocabulary of {manifest.vocab_size:,}."
+            )
+            return
+        reserved = low + np.flatnonzero(kind[block])
+        row_of = np.searchsorted(ends, reserved, side="right")
+        inside = reserved != ends[row_of] - 1
+        if inside.any():
+            at, row = int(reserved[np.argmax(inside)]), int(row_of[np.argmax(inside)])
+            yield (
+                f"{path}: special id {int(ids[at])} at position {at:,}, inside document {row} ({_name(table, row)})."
+            )
+        if byte_lengths is not None:
+            first, last = (int(x) for x in np.searchsorted(ends, [low, low + len(block) - 1], side="right"))
+            cuts = np.maximum(ends[first : last + 1] - length[first : last + 1] - low, 0)
+            sums[first : last + 1] += np.add.reduceat(byte_lengths[block], cuts)
+    if byte_lengths is not None:
+        wrong = np.flatnonzero(sums[:-1] != table["bytes"].to_numpy())
+        if len(wrong):
+            row = int(wrong[0])
+            yield (
+                f"{path}: document {row} ({_name(table, row)}) decodes to {int(sums[row]):,} bytes, but its text had "
+                f"{table['bytes'][row].as_py():,}."
+            )
+
+
+def _kinds(manifest: TokenManifest) -> np.ndarray:
+    """(vocab,) bool: ids of special tokens."""
+    out = np.zeros(manifest.vocab_size, bool)
+    out[[i for i in manifest.special_ids.values() if i < manifest.vocab_size]] = True
+    return out
+
+
+def _strays(folder: Path, manifest: TokenManifest) -> list[str]:
+    listed = {name for info in manifest.shards for name in (info.bin, info.idx)}
+    found = sorted(path for path in folder.iterdir() if path.suffix in (".bin", ".idx"))
+    return [
+        f"{path}: not listed in {MANIFEST_FILE}: left from another run. Delete it."
+        for path in found
+        if path.name not in listed
+    ]
+
+
+def _name(table: pa.Table, row: int) -> str:
+    return repr(table["doc_id"][row].as_py()) if row < table.num_rows else "beyond the last document"
