@@ -6,7 +6,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
+from gristmill.pipelines.selection import file_batches, select
 from gristmill.pipelines.work import kept_batches, parts_of, versions, withdraw
 from gristmill.stages.documents import Batch
 from gristmill.stages.ledger import Amount, FileRecord, ShardLedger, StageLedger, amount
@@ -76,17 +77,20 @@ def run_train(order: TrainOrder) -> dict[str, Any]:
     return card
 
 
-def _selected(order: TrainOrder, selection: Selection) -> Iterator[pa.Array]:
+def _selected(order: TrainOrder, selection: Selection) -> Iterator[Batch]:
     if selection.files is not None:
-        return selection.from_files()
+        pattern = selection.files
+        return select(selection, lambda: file_batches(pattern))
     if order.upstream is None:
         raise ShardError(f"Model {order.name} trains on documents of the run, but no segment comes before it.")
-    return selection.texts(_batches(order.out, order.upstream, order.shards))
+    upstream, wanted = order.upstream, selection.sources
+    shards = [shard for shard in order.shards if wanted is None or shard.source in wanted]
 
+    def batches() -> Iterator[Batch]:
+        for shard in shards:
+            yield from kept_batches(parts_of(order.out, upstream, "kept", shard, "parquet"))
 
-def _batches(out: str, folder: str, shards: Iterable[Shard]) -> Iterator[Batch]:
-    for shard in shards:
-        yield from kept_batches(parts_of(out, folder, "kept", shard, "parquet"))
+    return select(selection, batches)
 
 
 def run_tokenizer(order: TokenizerOrder) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import orjson
 import xxhash
 
 from gristmill.pipelines.recipe import Recipe, Segment, StageUse, model_of, segments
+from gristmill.pipelines.selection import selection_files
 from gristmill.stages.shards import Shard
 
 FORMAT = 1  # raise it when the files of a run change their form
@@ -60,7 +61,7 @@ def make_plan(recipe: Recipe, shards: Sequence[Shard]) -> Plan:
     plans: list[SegmentPlan] = []
     for segment in segments(recipe):
         trained = {
-            name: hash_of("model", name, recipe.dump()["models"][name], _model_version(recipe, name), keys)
+            name: hash_of("model", name, recipe.dump()["models"][name], *_model_identity(recipe, name), keys)
             for name in segment.models
             if name not in model_keys
         }
@@ -93,8 +94,12 @@ def _foreign_files(stage: Any) -> Any:
     return identity() if identity else None
 
 
-def _model_version(recipe: Recipe, name: str) -> int:
-    return int(getattr(recipe.models[name].settings, "version", 1))
+def _model_identity(recipe: Recipe, name: str) -> tuple[int, list[Any]]:
+    """Version of the training, and the files that it reads besides the run's documents."""
+    settings = recipe.models[name].settings
+    patterns = sorted({s.files for s in settings.roles().values() if s.files is not None})
+    files = [shard.model_dump(exclude={"index", "path"}) for pattern in patterns for shard in selection_files(pattern)]
+    return settings.version, files
 
 
 def _gate_keys(segment: Segment, shards: Sequence[Shard], keys: Sequence[str]) -> tuple[dict[int, str], str | None]:

@@ -88,7 +88,7 @@ class Display:
         if self.as_json:
             self.event("message", text=text)
         else:
-            self._progress.console.print(text, highlight=False, markup=False)
+            self._progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def event(self, kind: str, **fields: object) -> None:
         """A JSON line, when a program reads."""

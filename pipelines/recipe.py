@@ -43,6 +43,7 @@ from gristmill.stages.minhash import MinHash
 from gristmill.stages.models import FastText, KenLM
 from gristmill.stages.perplexity import Perplexity
 from gristmill.stages.pii import Pii
+from gristmill.stages.readers_common import READ_FIELDS
 from gristmill.stages.settings_file import SettingsError, build, line_of, nearest, plain, read_yaml
 from gristmill.stages.url import Url
 from gristmill.tokenize.encode import Backend
@@ -288,7 +289,7 @@ def check(recipe: Recipe, formats: Mapping[str, Sequence[str]]) -> None:
 
 def kept_schema(recipe: Recipe, segment: Segment) -> pa.Schema:
     """Columns of the documents that a segment keeps: the same for every source, null where a stage did not apply."""
-    fields = dict(BASE_FIELDS)
+    fields = dict(READ_FIELDS)
     fields["text"] = pa.string()
     for earlier in segments(recipe)[: segment.index]:
         for use in earlier.uses:

@@ -1,0 +1,102 @@
+"""From a recipe file to a finished run: documents, tokens, ablation, report, and the tables at the end."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import orjson
+from rich.console import Console
+
+from gristmill.pipelines import recipe as recipes
+from gristmill.pipelines.listing import frozen
+from gristmill.pipelines.open_run import funnel, open_run
+from gristmill.pipelines.plan import make_plan
+from gristmill.pipelines.progress import Display
+from gristmill.pipelines.recipe import Recipe, RecipeError
+from gristmill.pipelines.report.page import write_report
+from gristmill.pipelines.run import Options, pieces_left, run
+from gristmill.pipelines.tables import funnel_table, plain_table
+from gristmill.stages.shards import exists, join
+
+
+def run_folder(recipe: Recipe, out: str | None) -> str:
+    """Where a recipe's run goes: as asked, else as the recipe says, else out/<name>."""
+    return (out or recipe.out or f"out/{recipe.name}").rstrip("/")
+
+
+def main_job(recipe_path: str, out: str | None, options: Options, *, as_json: bool, ablation: bool) -> None:
+    """Does what is left of a run, in order, and shows the result.
+
+    Raises SettingsError and InputError before any work, RunError and TrainError for what could not be done.
+    """
+    recipe = recipes.load(recipe_path)
+    folder = run_folder(recipe, out)
+    ranking: dict[str, Any] | None = None
+    with Display(as_json=as_json) as display:
+        outcome = run(recipe, folder, options, display)
+        changed = outcome.done > 0
+        if ablation and recipe.ablation is not None:
+            file = Path(recipe_path).parent / recipe.ablation.file
+            trained, ranking = _ablation(recipe, file, folder, display)
+            changed = changed or trained > 0
+        report = join(folder, "report.html")
+        if changed or not exists(report):
+            with display.phase("report", 1) as phase:
+                report = write_report(folder)
+                phase.advance()
+        display.event("done", run=folder, report=report, pieces=outcome.done, found=outcome.found)
+    _show(folder, report, ranking, as_json=as_json)
+
+
+def _ablation(recipe: Recipe, file: Path, folder: str, display: Display) -> tuple[int, dict[str, Any]]:
+    """Trains and ranks the recipe's mixtures -> (runs trained now, the ranking)."""
+    if recipe.tokenizer is None:
+        raise RecipeError("`ablation` trains on token shards: the recipe needs a `tokenizer` section as well.")
+    try:
+        from gristmill.pipelines.ablation import run_ablation
+    except ImportError as error:
+        raise RecipeError(
+            f"`ablation` needs the trainer's packages ({error.name} is missing). Install gristmill[train], or pass "
+            "--no-ablation."
+        ) from error
+    return run_ablation(file, join(folder, "tokens"), join(folder, "ablation"), display)
+
+
+def _show(folder: str, report: str, ranking: dict[str, Any] | None, *, as_json: bool) -> None:
+    rows = funnel(open_run(folder))
+    if as_json:
+        result = {"event": "result", "run": folder, "report": report, "funnel": [asdict(r) for r in rows]}
+        sys.stdout.buffer.write(orjson.dumps({**result, "ranking": ranking}) + b"\n")
+        return
+    console = Console()
+    console.print(funnel_table(rows))
+    if ranking is not None:
+        from gristmill.pipelines.ablation import ranking_rows
+
+        columns, shown, verdict = ranking_rows(ranking)
+        console.print(plain_table("Ranking", columns, shown))
+        for line in verdict:
+            console.print(line, highlight=False)
+    console.print(f"Report: {report}", highlight=False)
+
+
+def dry_run(recipe_path: str, out: str | None, options: Options, *, as_json: bool) -> str:
+    """What `run` would do, as a text for people or programs. Writes the frozen listing, nothing else."""
+    recipe = recipes.load(recipe_path)
+    folder = run_folder(recipe, out)
+    plan = make_plan(recipe, frozen(recipe, folder, refresh=options.refresh_inputs))
+    left = pieces_left(plan, folder)
+    segments = [
+        {"segment": s.segment.folder, "stages": [u.key for u in s.segment.uses], "models": list(s.models)}
+        for s in plan.segments
+    ]
+    if as_json:
+        body = {"run": folder, "shards": len(plan.shards), "segments": segments, **asdict(left)}
+        return orjson.dumps(body, option=orjson.OPT_INDENT_2).decode()
+    lines = [f"{folder}: {len(plan.shards):,} shards"]
+    lines += [f"  {s['segment']}: {', '.join(s['stages']) or 'read'}" for s in segments]
+    lines.append(f"{left.todo:,} pieces to do, {left.found:,} there and up to date.")
+    return "\n".join(lines)
