@@ -107,6 +107,7 @@ def pick(
     """Rows of Parquet files that match: the n with the lowest hash, of each group if `group_of` gives one a row.
 
     Only columns with conditions are read in the first pass, and only the row groups of the chosen rows in the second.
+    Rows come with the `segment` that they are from and their `rank` in their group, lowest first.
     row_groups: how many row groups of each file to look into, spread evenly; None reads all.
     """
     heaps: dict[Any, list[tuple[bool, int, int, int, int]]] = {}  # negated key, then where: part, row group, row
@@ -136,7 +137,7 @@ def pick(
 def _rows(
     run: Run, parts: Sequence[str], chosen: Sequence[tuple[tuple[bool, int, int, int, int], int]]
 ) -> list[dict[str, Any]]:
-    """The chosen rows in order of their rank in their group, then of their key."""
+    """The chosen rows, with `segment` and `rank` (in their group, from 0), in order of rank, then of key."""
     places: dict[int, dict[int, list[tuple[Any, int]]]] = {}
     for entry, rank in chosen:
         loud, key, at, group, row = entry
@@ -148,7 +149,8 @@ def _rows(
                 rows = [row for _, row in wanted]
                 found = file.read_row_group(group).take(pa.array(rows)).to_pylist()
                 segment = parts[at].partition("/")[0]
-                out += [(order, {"segment": segment, **row}) for (order, _), row in zip(wanted, found, strict=True)]
+                for (order, _), row_found in zip(wanted, found, strict=True):
+                    out.append((order, {**row_found, "segment": segment, "rank": order[0]}))
     return [row for _, row in sorted(out, key=lambda pair: pair[0])]
 
 

@@ -70,6 +70,7 @@ class ShardSummary:
     read_bytes: int  # read by the first stage
     files: tuple[tuple[str, int, int, str], ...]  # path, rows, bytes, xxh3
     problems: tuple[str, ...]
+    reasons: tuple[tuple[str, str], ...]  # stage and first reason of the documents that it dropped
     host: str
 
 
@@ -434,6 +435,7 @@ def _summary(segment: str, ledger: ShardLedger) -> ShardSummary:
         read_bytes=ledger.stages[0].read.bytes if ledger.stages else 0,
         files=tuple((f.path, f.rows, f.bytes, f.xxh3) for f in ledger.files),
         problems=tuple(ledger.problems),
+        reasons=tuple((book.stage, reason) for book in ledger.stages for reason in book.dropped),
         host=ledger.host,
     )
 

@@ -1,0 +1,305 @@
+"""Everything that the page says, as plain data: from ledgers, cards and samples, never by recomputing a stage.
+
+`page_data(run, stages)` gives one dict. The template draws it, and it is embedded once in the page as JSON, so that
+what a reader sees can be checked against the ledgers by a program.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+from gristmill.pipelines.open_run import INPUT, TOKENS, FunnelRow, Run, funnel, share
+from gristmill.pipelines.report.ablation import ablation
+from gristmill.pipelines.report.charts import bin_positions, value_scale
+from gristmill.pipelines.report.limits import StageRules, rules_of
+from gristmill.pipelines.report.samples import sample
+from gristmill.pipelines.report.scan import Scan, scan
+from gristmill.pipelines.report.what_if import what_ifs
+from gristmill.stages.ledger import Amount, StageLedger
+
+TOP = 25  # domains, slow shards
+SHOWN_SHARDS = 200  # of token shards
+SHOWN_PROBLEMS = 100
+HELD_OUT = "holdout"  # a document held out by `tokenize` is not lost
+
+
+def page_data(run: Run, stages: Mapping[str, type]) -> dict[str, Any]:
+    """The whole page. stages: key in a recipe -> stage class, to know the limits. Missing parts are empty."""
+    rules, problems = rules_of(run, stages)
+    samples = sample(run)
+    rows = funnel(run)
+    return {
+        "name": str(run.recipe.get("name") or run.path.rstrip("/").rsplit("/", 1)[-1]),
+        "path": run.path,
+        "header": _header(run, rows),
+        "recipe": run.recipe_text,
+        "versions": run.versions,
+        "warnings": [*_warnings(run, rows), *problems],
+        "funnel": {"columns": [f.name for f in fields(FunnelRow)], "rows": [list(asdict(row).values()) for row in rows]},
+        "sources": list(run.sources),
+        "reasons": _reasons(run),
+        "measures": _measures(run, rules),
+        "samples": samples.documents,
+        "samples_left_out": samples.left_out,
+        "scan": _scan(scan(run)),
+        "models": run.models,
+        "clusters": {name: _cluster(card) for name, card in run.clusters.items()},
+        "tokens": _tokens(run),
+        "ablation": ablation(run),
+        "operations": _operations(run),
+    }
+
+
+def _header(run: Run, rows: list[FunnelRow]) -> dict[str, Any]:
+    """When, from what, how much. Times are those of the files: seconds since 1970."""
+    ends = [t for s in (*run.segments, TOKENS) if (t := run.modified(f"{s}/ledger")) is not None]
+    total = [row for row in rows if row.source is None]
+    return {
+        "written": time.time(),
+        "first": run.modified("recipe.yaml"),
+        "last": max(ends, default=None),
+        "files": len({entry.get("path") for entry in run.inputs}),
+        "input_bytes": sum({e.get("path"): int(e.get("size") or 0) for e in run.inputs}.values()),
+        "shards": len(run.inputs) or len({s.shard for s in run.shards}),
+        "read": total[0].documents if total else 0,
+        "kept": next((r.documents for r in reversed(total) if r.segment != TOKENS), 0),
+        "kept_chars": next((r.chars for r in reversed(total) if r.segment != TOKENS), 0),
+        "kept_bytes": next((r.bytes for r in reversed(total) if r.segment != TOKENS), 0),
+        "tokens": total[-1].tokens if total else 0,
+        "worker_seconds": sum(s.seconds for s in run.shards) + sum(_seconds(c) for c in run.clusters.values()),
+        "hosts": run.hosts,
+    }
+
+
+def _seconds(card: Mapping[str, Any]) -> float:
+    value = card.get("seconds")
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _warnings(run: Run, rows: list[FunnelRow]) -> list[str]:
+    """What a person should decide about, in sentences."""
+    out = []
+    if not rows:
+        return ["This run has no ledgers: nothing was finished yet, or the folder is not the one that was meant."]
+    expected = len(run.inputs)
+    for segment in run.segments:
+        done = sum(s.segment == segment for s in run.shards)
+        if expected and done < expected:
+            out.append(
+                f"Segment {segment} is unfinished: {done:,} of {expected:,} shards. Later figures are of those only. "
+                "Run the recipe again; it continues."
+            )
+    for label, book in run.stages().items():
+        lost = sum(a.documents for reason, a in book.dropped.items() if reason != HELD_OUT)
+        failed = sum(a.documents for a in book.failed.values())
+        if book.read.documents and not book.kept.documents:
+            out.append(f"Stage {label} kept nothing of {book.read.documents:,} documents.")
+        elif lost > 0.7 * book.read.documents:
+            part = share(lost, book.read.documents)
+            out.append(f"Stage {label} dropped {part:.0%} of the {book.read.documents:,} documents that it read.")
+        if failed:
+            out.append(f"Stage {label} could not read {failed:,} documents. See Operations for the first of them.")
+    for source in run.sources:
+        of_source = [row for row in rows if row.source == source]
+        if of_source and of_source[0].documents and not of_source[-1].documents:
+            out.append(f"Nothing of source {source} is left.")
+    return out
+
+
+def _reasons(run: Run) -> list[dict[str, Any]]:
+    """One row a stage and reason. `breaks` and `only` are counted by stages with rules; else None."""
+    out = []
+    for label, book in run.stages().items():
+        counted = [c.removeprefix("rule.") for c in book.counters if c.startswith("rule.")]
+        for kind, amounts in (("dropped", book.dropped), ("failed", book.failed)):
+            names = [*amounts, *(n for n in counted if n not in amounts)] if kind == "dropped" else list(amounts)
+            for reason in names:
+                amount = amounts.get(reason, Amount())
+                out.append(
+                    {
+                        "stage": label,
+                        "kind": "held out" if reason == HELD_OUT else kind,
+                        "reason": reason,
+                        **amount.model_dump(),
+                        "share": share(amount.documents, book.read.documents),
+                        "breaks": book.counters.get(f"rule.{reason}"),
+                        "only": book.counters.get(f"only.{reason}"),
+                    }
+                )
+    return out
+
+
+def _measures(run: Run, rules: Mapping[str, StageRules]) -> list[dict[str, Any]]:
+    """One panel a measure, in the order of the stages; `limits` with what other limits would keep."""
+    out = []
+    for label, book in run.stages().items():
+        for column, h in book.histograms.items():
+            scale = value_scale(h.edges)
+            panel: dict[str, Any] = {
+                "stage": label,
+                "measure": column,
+                "unit": h.unit,
+                "edges": h.edges,
+                "kept": h.kept,
+                "dropped": h.dropped,
+                "missing": h.missing,
+                "x": bin_positions(h.edges),
+                "limits": _limits(rules.get(label), column, book),
+            }
+            for limit in panel["limits"]:
+                limit["x"] = [scale(min(max(v, h.edges[0]), h.edges[-1])) for v in limit["limits"]]
+            out.append(panel)
+    return out
+
+
+def _limits(found: StageRules | None, column: str, book: StageLedger) -> list[dict[str, Any]]:
+    out = []
+    for rule in found.rules if found else ():
+        if rule.column != column:
+            continue
+        for answer in what_ifs(rule, book.histograms[column], book):
+            assert found is not None
+            setting = found.settings.get((rule.reason, answer.side))
+            out.append(
+                {
+                    **asdict(answer),
+                    "published": rule.published,
+                    "key": found.key,
+                    "applies_to": list(found.only),
+                    "setting": setting.name if setting else None,
+                    "integer": setting.integer if setting else False,
+                    "breaks": book.counters.get(f"rule.{rule.reason}"),
+                    "only": book.counters.get(f"only.{rule.reason}"),
+                    "booked": book.dropped.get(rule.reason, Amount()).documents,
+                }
+            )
+    return out
+
+
+def _scan(found: Scan) -> dict[str, Any]:
+    domains = found.domains[True] + found.domains[False]
+    return {
+        "looked_at": found.looked_at,
+        "documents": found.documents,
+        "languages": _both(found.languages),
+        "domains": _both(found.domains, [name for name, _ in _top(domains) if name][:TOP]),
+        "distinct_domains": len([d for d in domains if d]),
+        "dumps": [{"name": name, "kept": count} for name, count in sorted(found.dumps.items()) if name],
+        "months": [
+            {"name": name, "kept": count}
+            for name, count in sorted(found.months.items())
+            if len(name) == 7 and name[:4].isdigit() and name[4] == "-"
+        ],
+    }
+
+
+def _both(counts: Mapping[bool, Counter[str]], names: list[str] | None = None) -> list[dict[str, Any]]:
+    names = [name for name, _ in _top(counts[True] + counts[False])] if names is None else names
+    kept, dropped = counts[True], counts[False]
+    return [
+        {"name": name, "kept": kept[name], "dropped": dropped[name], "both": kept[name] + dropped[name]}
+        for name in names
+    ]
+
+
+def _top(counter: Counter[str]) -> list[tuple[str, int]]:
+    return sorted(counter.items(), key=lambda pair: (-pair[1], pair[0]))
+
+
+def _cluster(card: Mapping[str, Any]) -> dict[str, Any]:
+    """A global stage's card: its histogram of cluster sizes apart from the other figures."""
+    figures = dict(card.get("figures") or {k: v for k, v in card.items() if k != "key"})
+    sizes: list[tuple[str, int]] = []
+    for name in [n for n in figures if "size" in n]:
+        if not sizes and (found := _size_counts(figures[name])):
+            sizes = found
+            del figures[name]
+    return {"sizes": sizes, "figures": figures, "documents": card.get("documents"), "seconds": card.get("seconds")}
+
+
+def _size_counts(value: Any) -> list[tuple[str, int]]:
+    """{"2": 10, "3-4": 5} or [[2, 10], [3, 5]] -> pairs in order of size; empty for anything else."""
+    pairs = list(value.items()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    out = [(str(pair[0]), pair[1]) for pair in pairs if isinstance(pair, list | tuple) and len(pair) == 2]
+    if len(out) != len(pairs) or not all(isinstance(count, int) for _, count in out):
+        return []
+    numbered = all(name.split("-")[0].rstrip("+").isdigit() for name, _ in out)
+    return sorted(out, key=lambda p: int(p[0].split("-")[0].rstrip("+"))) if numbered else out
+
+
+def _tokens(run: Run) -> dict[str, Any]:
+    """Sums by source and split, and the shards with their checksums."""
+    manifest = run.token_shards
+    if not manifest:
+        return {}
+    shards = [s for s in manifest.get("shards") or [] if isinstance(s, dict)]
+    sums: dict[tuple[str, str], dict[str, Any]] = {}
+    for shard in shards:
+        key = str(shard.get("source", "")), str(shard.get("split", ""))
+        entry = sums.setdefault(
+            key, {"source": key[0], "split": key[1], "shards": 0, "documents": 0, "tokens": 0, "bytes": 0}
+        )
+        entry["shards"] += 1
+        for name in ("documents", "tokens", "bytes"):
+            entry[name] += int(shard.get(name) or 0)
+    for entry in sums.values():
+        entry["bytes_per_token"] = share(entry["bytes"], entry["tokens"])
+    return {
+        "facts": {k: v for k, v in manifest.items() if k not in ("shards", "digest") and not isinstance(v, dict | list)},
+        "special_ids": manifest.get("special_ids") or {},
+        "sources": sorted(sums.values(), key=lambda e: (e["split"] != "train", -e["tokens"])),
+        "total": sum(e["tokens"] for e in sums.values() if e["split"] == "train"),
+        "shards": [{k: v for k, v in s.items() if not isinstance(v, dict | list)} for s in shards[:SHOWN_SHARDS]],
+        "more_shards": max(0, len(shards) - SHOWN_SHARDS),
+    }
+
+
+def _operations(run: Run) -> dict[str, Any]:
+    stages = [
+        {
+            "stage": label,
+            "segment": run.segment_of(label),
+            "seconds": book.seconds,
+            "documents": book.read.documents,
+            "bytes": book.read.bytes,
+            "documents_per_s": share(book.read.documents, book.seconds),
+            "mb_per_s": share(book.read.bytes, book.seconds) / 1e6,
+        }
+        for label, book in run.stages().items()
+        if label != INPUT
+    ]
+    segments = []
+    for name in (*run.segments, TOKENS):
+        shards = [s for s in run.shards if s.segment == name]
+        if shards:
+            seconds = sorted(s.seconds for s in shards)
+            segments.append(
+                {
+                    "segment": name,
+                    "shards": len(shards),
+                    "seconds": sum(seconds),
+                    "median": seconds[len(seconds) // 2],
+                    "slowest": seconds[-1],
+                    "global_seconds": _seconds(run.clusters.get(name, {})),
+                    "output_bytes": sum(f[2] for s in shards for f in s.files),
+                }
+            )
+    slow = sorted(run.shards, key=lambda s: (-s.seconds, s.segment, s.shard))[:10]
+    problems = [(s.segment, s.shard, text) for s in run.shards for text in s.problems]
+    return {
+        "stages": stages,
+        "segments": segments,
+        "slow": [
+            {"segment": s.segment, "shard": s.shard, "source": s.source, "input": s.input, "seconds": s.seconds,
+             "bytes": s.read_bytes, "mb_per_s": share(s.read_bytes, s.seconds) / 1e6, "host": s.host}
+            for s in slow
+        ],
+        "problems": [
+            {"segment": segment, "shard": shard, "problem": text} for segment, shard, text in problems[:SHOWN_PROBLEMS]
+        ],
+        "more_problems": max(0, len(problems) - SHOWN_PROBLEMS),
+    }

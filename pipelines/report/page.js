@@ -1,0 +1,305 @@
+"use strict";
+// Everything shown from a document goes through textContent. There is no innerHTML in this file.
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  document.documentElement.classList.add("js");
+  const $ = (id) => document.getElementById(id);
+  const SVG = "http://www.w3.org/2000/svg";
+
+  function make(tag, attributes, ...children) {
+    const svg = ["svg", "rect", "title"].includes(tag);
+    const element = svg ? document.createElementNS(SVG, tag) : document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes || {})) {
+      if (value !== null && value !== undefined) element.setAttribute(name, value);
+    }
+    element.append(...children.filter((child) => child !== null && child !== undefined));
+    return element;
+  }
+
+  const words = (name) => String(name).replaceAll("_", " ");
+
+  function number(value) {
+    if (value === null || value === undefined) return "–";
+    if (Number.isInteger(value)) return value.toLocaleString("en-US");
+    if (!Number.isFinite(value)) return String(value);
+    return value.toLocaleString("en-US", { maximumSignificantDigits: 4 });
+  }
+
+  function percent(value) {
+    if (value > 0 && value < 0.0005) return "< 0.1 %";
+    if (value >= 0.9995 && value < 1) return "> 99.9 %";
+    return (value * 100).toFixed(1) + " %";
+  }
+
+  // Tables: a click on a heading sorts.
+
+  function sortable(table) {
+    table.querySelectorAll("thead th").forEach((heading, column) => {
+      const button = make("button", { type: "button" }, ...heading.childNodes);
+      heading.append(button);
+      button.addEventListener("click", () => {
+        const down = heading.getAttribute("aria-sort") !== "descending";
+        table.querySelectorAll("th[aria-sort]").forEach((other) => other.removeAttribute("aria-sort"));
+        heading.setAttribute("aria-sort", down ? "descending" : "ascending");
+        const body = table.tBodies[0];
+        const keyed = [...body.rows].map((row) => {
+          const cell = row.cells[column];
+          return [cell.dataset.v === undefined ? cell.textContent : Number(cell.dataset.v), row];
+        });
+        const compare = (a, b) => (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b)));
+        keyed.sort((a, b) => (down ? -1 : 1) * compare(a[0], b[0]));
+        body.append(...keyed.map((pair) => pair[1]));
+      });
+    });
+  }
+  document.querySelectorAll("table.sortable").forEach(sortable);
+
+  // Funnel of one source.
+
+  function bar(parts, label) {
+    const svg = make("svg", { class: "bar", role: "img", width: "100%", height: "16" }, make("title", null, label));
+    let at = 0;
+    for (const [name, share] of parts) {
+      if (share > 0) svg.append(make("rect", { class: name, x: at * 100 + "%", width: share * 100 + "%", height: "100%" }));
+      at += share;
+    }
+    return svg;
+  }
+
+  function funnelRows(source) {
+    const names = data.funnel.columns;
+    return data.funnel.rows
+      .map((row) => Object.fromEntries(names.map((name, i) => [name, row[i]])))
+      .filter((row) => row.source === source);
+  }
+
+  function showFunnel(source) {
+    const rows = funnelRows(source);
+    $("funnel-picture").replaceChildren(
+      ...rows.map((row, i) => {
+        const lost = i ? rows[i - 1].kept_share - row.kept_share : 0;
+        return make(
+          "div", { class: "step" },
+          make("span", { class: "name" }, words(row.stage)),
+          bar([["kept", row.kept_share], ["dropped", lost]], row.stage),
+          make("span", { class: "amount" }, number(row.documents)),
+        );
+      }),
+    );
+    $("funnel-table").tBodies[0].replaceChildren(
+      ...rows.map((row, i) => {
+        const cells = [
+          number(row.documents), i ? number(row.dropped) : "", i ? number(row.failed) : "",
+          i ? percent(row.stage_share) : "", percent(row.kept_share), number(row.chars), number(row.bytes),
+          row.tokens ? number(row.tokens) : "",
+        ];
+        return make("tr", null, make("th", { scope: "row" }, words(row.stage)), ...cells.map((text) => make("td", { class: "num" }, text)));
+      }),
+    );
+  }
+  $("funnel-source")?.addEventListener("change", (event) => showFunnel(event.target.value || null));
+
+  // Rules.
+
+  $("log-counts")?.addEventListener("change", (event) => {
+    document.documentElement.classList.toggle("log-counts", event.target.checked);
+  });
+  $("measure-stage")?.addEventListener("change", (event) => {
+    document.querySelectorAll(".panel[data-stage]").forEach((panel) => {
+      panel.hidden = event.target.value !== "" && panel.dataset.stage !== event.target.value;
+    });
+  });
+
+  // The value to write into the recipe. Whole numbers where the setting takes no others: a bin's border that is no
+  // whole number, and an upper limit, which is answered for the values below it.
+  function setting(limit, at) {
+    const value = limit.limits[at];
+    if (at === limit.now_at) return value;
+    if (!limit.integer) return Number(value.toPrecision(6));
+    return limit.side === "at_least" ? Math.ceil(value) : Math.ceil(value) - 1;
+  }
+
+  function yaml(limit, value) {
+    if (!limit.setting) return "# This limit is not a single number of the recipe. Change it in stage " + limit.key + ".";
+    const only = limit.applies_to.length ? "\n    only: [" + limit.applies_to.join(", ") + "]" : "";
+    return "stages:\n  - " + limit.key + ": {" + limit.setting + ": " + value + "}" + only;
+  }
+
+  function answer(measure, limit, at) {
+    const low = limit.low[at], high = limit.high[at], now = limit.low[limit.now_at];
+    const change = (count) => (count >= now ? "+" : "−") + number(Math.abs(count - now));
+    const share = (count) => (now ? " (" + (count >= now ? "+" : "−") + percent(Math.abs(count - now) / now) + ")" : "");
+    if (low === high) return "keeps " + number(low) + " documents, " + change(low) + share(low);
+    return "keeps " + number(low) + " to " + number(high) + " documents, " + change(low) + " to " + change(high) + share(high);
+  }
+
+  document.querySelectorAll(".what-if").forEach((element) => {
+    const measure = data.measures[element.dataset.measure];
+    const limit = measure.limits[element.dataset.limit];
+    const slider = element.querySelector("input");
+    const line = element.closest(".panel").querySelector(".try");
+    const show = () => {
+      const at = Number(slider.value), moved = at !== limit.now_at, value = setting(limit, at);
+      element.querySelector(".now").textContent = number(value);
+      element.querySelector(".answer").textContent = answer(measure, limit, at);
+      const code = element.querySelector(".yaml");
+      code.hidden = !moved;
+      code.textContent = yaml(limit, value);
+      slider.setAttribute("aria-valuetext", number(value) + " " + measure.unit);
+      const x = moved ? limit.x[at] : -9;
+      line.setAttribute("x1", x);
+      line.setAttribute("x2", x);
+    };
+    slider.addEventListener("input", show);
+    show();
+  });
+
+  // A histogram says what is under the pointer.
+
+  document.querySelectorAll(".panel[data-measure]").forEach((panel) => {
+    const measure = data.measures[panel.dataset.measure];
+    const plot = panel.querySelector("svg.histogram"), readout = panel.querySelector(".readout");
+    const resting = readout.textContent;
+    plot.addEventListener("pointermove", (event) => {
+      const box = plot.getBoundingClientRect();
+      const x = ((event.clientX - box.left) / box.width) * plot.viewBox.baseVal.width;
+      const bin = measure.x.findIndex((left, i) => i + 1 < measure.x.length && x >= left && x < measure.x[i + 1]);
+      if (bin < 0) return;
+      const edges = measure.edges, last = edges.length;
+      const range = bin === 0 ? "below " + number(edges[0]) : bin === last ? "above " + number(edges[last - 1]) : number(edges[bin - 1]) + " to " + number(edges[bin]);
+      readout.textContent = range + ": " + number(measure.kept[bin]) + " kept, " + number(measure.dropped[bin]) + " dropped";
+    });
+    plot.addEventListener("pointerleave", () => { readout.textContent = resting; });
+  });
+
+  // Samples.
+
+  const form = $("sample-filter");
+  if (!form) return;
+  const PAGE = 10;
+  let page = 0;
+  const field = (name) => form.elements.namedItem(name);
+
+  function fill(name, values) {
+    const count = new Map();
+    for (const value of values) if (value) count.set(value, (count.get(value) || 0) + 1);
+    for (const [value, times] of [...count].sort((a, b) => a[0].localeCompare(b[0]))) {
+      field(name).append(make("option", { value }, words(value) + " (" + number(times) + ")"));
+    }
+    field(name).closest("label").hidden = count.size === 0;
+  }
+  fill("stage", data.samples.map((s) => s.stage));
+  fill("reason", data.samples.flatMap((s) => s.reasons));
+  fill("source", data.samples.map((s) => s.source));
+  fill("language", data.samples.map((s) => s.language));
+
+  function chosen() {
+    const want = Object.fromEntries(["kept", "stage", "reason", "source", "language", "text"].map((n) => [n, field(n).value]));
+    const text = want.text.trim().toLowerCase();
+    return data.samples.filter((s) =>
+      (want.kept === "" || s.kept === (want.kept === "1")) && (!want.stage || s.stage === want.stage) &&
+      (!want.reason || s.reasons.includes(want.reason)) && (!want.source || s.source === want.source) &&
+      (!want.language || s.language === want.language) &&
+      (!text || s.text.toLowerCase().includes(text) || (s.url || "").toLowerCase().includes(text)));
+  }
+
+  // Spans of a text that a reason speaks of: [start, end) pairs. Only where the text alone shows them.
+  const LINES = /[^\n]+/g;
+  const seen = (pattern, repeated) => (text) => {
+    const before = new Set();
+    return [...text.matchAll(pattern)].filter((m) => {
+      const key = m[0].trim(), again = before.has(key);
+      before.add(key);
+      return key && again === repeated;
+    }).map((m) => [m.index, m.index + m[0].length]);
+  };
+  const all = (pattern) => (text) => [...text.matchAll(pattern)].map((m) => [m.index, m.index + m[0].length]);
+  const FAULTS = [
+    [/para.*dup|dup.*para/, seen(/(?:[^\n]|\n(?!\n))+/g, true)],
+    [/line.*dup|dup.*line/, seen(LINES, true)],
+    [/bullet/, all(/^[ \t]*[•‣▪◦●\-*–].*$/gm)],
+    [/ellips/, all(/(?:\.\.\.|…)[ \t]*$/gm)],
+    [/lorem/, all(/lorem ipsum/gi)],
+    [/curly|brace/, all(/[{}]/g)],
+    [/javascript/, all(/javascript/gi)],
+    [/symbol|hash/, all(/#|\.\.\.|…/g)],
+    [/policy|terms|cookie/, all(/terms of use|privacy policy|cookie policy|uses cookies|use of cookies|use cookies/gi)],
+  ];
+
+  function spans(sample, text) {
+    const found = [];
+    for (const [name, marks] of FAULTS) {
+      if (sample.reasons.some((reason) => name.test(reason))) found.push(...marks(sample.text).map((s) => [...s, "fault"]));
+    }
+    if (text) {
+      const lower = sample.text.toLowerCase();
+      // lowering can change a text's length in some scripts; then positions are not those of the text
+      if (lower.length === sample.text.length) {
+        for (let at = lower.indexOf(text); at >= 0 && found.length < 2000; at = lower.indexOf(text, at + text.length)) {
+          found.push([at, at + text.length, "hit"]);
+        }
+      }
+    }
+    return found.sort((a, b) => a[0] - b[0]);
+  }
+
+  function marked(sample, text) {
+    const out = [];
+    let at = 0;
+    for (const [start, end, kind] of spans(sample, text)) {
+      if (start < at) continue;
+      out.push(sample.text.slice(at, start), make("mark", { class: kind }, sample.text.slice(start, end)));
+      at = end;
+    }
+    out.push(sample.text.slice(at));
+    return out;
+  }
+
+  function guilty(sample) {
+    const columns = new Set();
+    for (const m of data.measures) {
+      for (const limit of m.limits) if (m.stage === sample.stage && sample.reasons.includes(limit.reason)) columns.add(m.measure);
+    }
+    return columns;
+  }
+
+  function card(sample, text) {
+    const title = sample.kept
+      ? [make("span", null, "kept")]
+      : [make("span", null, words(sample.stage)), ...sample.reasons.map((r, i) => make("span", { class: i ? "reason more" : "reason" }, words(r)))];
+    const facts = [sample.source, sample.url, sample.language, sample.date, number(sample.chars) + " characters", sample.doc_id];
+    const bad = guilty(sample);
+    const measures = Object.entries(sample.measures).filter((pair) => pair[1] !== null)
+      .sort((a, b) => Number(bad.has(b[0])) - Number(bad.has(a[0])));
+    return make(
+      "article", { class: sample.kept ? "sample kept" : "sample" },
+      make("h3", null, ...title),
+      make("p", { class: "where" }, ...facts.filter(Boolean).flatMap((fact, i) => [i ? " · " : null, make("bdi", null, fact)])),
+      make("pre", { dir: "auto", tabindex: "0" }, ...marked(sample, text), sample.more_chars ? make("em", null, "\n… " + number(sample.more_chars) + " more characters") : null),
+      measures.length
+        ? make("p", { class: "measures" }, ...measures.flatMap(([name, value], i) => [i ? "   " : null, make(bad.has(name) ? "b" : "span", null, name + " " + number(value))]))
+        : null,
+    );
+  }
+
+  function showSamples() {
+    const found = chosen(), pages = Math.max(1, Math.ceil(found.length / PAGE));
+    page = Math.min(Math.max(0, page), pages - 1);
+    const text = field("text").value.trim().toLowerCase();
+    $("sample-list").replaceChildren(...found.slice(page * PAGE, (page + 1) * PAGE).map((s) => card(s, text)));
+    $("sample-count").textContent = number(found.length) + (found.length === 1 ? " document" : " documents");
+    $("sample-page").textContent = "page " + number(page + 1) + " of " + number(pages);
+    $("sample-before").disabled = page === 0;
+    $("sample-after").disabled = page === pages - 1;
+  }
+  form.addEventListener("input", () => { page = 0; showSamples(); });
+  form.addEventListener("submit", (event) => event.preventDefault());
+  for (const [id, step] of [["sample-before", -1], ["sample-after", 1]]) {
+    $(id).addEventListener("click", () => {
+      page += step;
+      showSamples();
+      $("samples").scrollIntoView();
+    });
+  }
+  showSamples();
+})();
