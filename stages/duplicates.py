@@ -262,9 +262,8 @@ def check_size(
             for row in pc.value_counts(_filtered(tables, starts, rows, "source")).to_pylist():
                 share = row["counts"] / totals[row["values"]]
                 if share > limits["share"]:
-                    wrong = wrong or (
-                        f"{share:.0%} of the source {row['values']}, more than max_cluster_share ({limits['share']:.0%})"
-                    )
+                    of_source = f"{share:.0%} of the source {row['values']}"
+                    wrong = wrong or f"{of_source}, more than max_cluster_share ({limits['share']:.0%})"
         if wrong:
             examples = _filtered(tables, starts, rows[:: max(1, len(rows) // EXAMPLES)][:EXAMPLES], "doc_id")
             raise ClusterError(

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -157,9 +158,10 @@ class MinHash(Settings):
         buffers = [np.empty(size, kind) for kind in (np.uint64, np.uint32, np.uint64, np.uint32)]
         joined = failed = skipped = 0
         for band in range(self.shape[0]):
-            for low, high in zip(edges[:-1], edges[1:], strict=True):
+            for low, high in pairwise(edges):
                 buffers, found = _gather(tables, band_name(band), alive, salts, (low, high - 1), buffers)
-                keys, rows = cluster.radix_sort(*(b[:found] for b in buffers), 20)
+                k, r, spare_k, spare_r = (buffer[:found] for buffer in buffers)
+                keys, rows = cluster.radix_sort(k, r, spare_k, spare_r, 20)
                 if self.verify == "none":
                     joined += cluster.union_runs(keys, rows, parent)
                     continue

@@ -22,7 +22,7 @@ _DIGIT_BITS = 11
 
 
 def _load_at(bits: int) -> Any:
-    result = {32: types.uint32, 64: types.uint64}[bits]
+    result: Any = {32: types.uint32, 64: types.uint64}[bits]
 
     @intrinsic
     def load(typing_context: Any, address: Any) -> Any:
@@ -154,7 +154,8 @@ def signature_similarity(a, b, places):  # type: ignore[no-untyped-def]
     """Share of places in which two signatures agree: the estimate of their Jaccard similarity."""
     same = 0
     for i in range(places):
-        same += int64(load32_at(a + 4 * i) == load32_at(b + 4 * i))
+        if load32_at(a + 4 * i) == load32_at(b + 4 * i):
+            same += 1
     return same / places
 
 
@@ -169,8 +170,8 @@ def set_similarity(a, count_a, b, count_b, cap):  # type: ignore[no-untyped-def]
         limit = min(limit, load32_at(a + 4 * (count_a - 1)))
     if count_b == cap:
         limit = min(limit, load32_at(b + 4 * (count_b - 1)))
-    i = int64(0)
-    j = int64(0)
+    i = 0
+    j = 0
     both = 0
     either = 0
     while i < count_a or j < count_b:
@@ -179,9 +180,9 @@ def set_similarity(a, count_a, b, count_b, cap):  # type: ignore[no-untyped-def]
         if min(x, y) > limit:
             break
         either += 1
-        both += int64(x == y)
-        i += int64(x <= y)
-        j += int64(y <= x)
+        both += int(x == y)
+        i += int(x <= y)
+        j += int(y <= x)
     return both / either if either else 0.0
 
 

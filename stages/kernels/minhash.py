@@ -19,6 +19,7 @@ from gristmill.stages.kernels.shingles import GROWTH, PADDING, distinct, fold, h
 
 _UNROLL = 4  # permutations that share one pass over the shingles
 _EMPTY = uint32(0xFFFFFFFF)
+_LANES = 32  # shingles that the compiled loop takes at once; it is slow on what is left over
 
 
 def permutations(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -39,7 +40,13 @@ def permutations(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 @njit(nogil=True, cache=True)
 def signature(shingles, count, factors, summands, out):  # type: ignore[no-untyped-def]
-    """The smallest permuted hash of shingles[:count] per permutation -> out (k,) uint32; k a multiple of 4."""
+    """The smallest permuted hash of shingles[:count] per permutation -> out (k,) uint32; k a multiple of 4.
+
+    count >= 1. Writes copies of the first shingle after the last, up to a multiple of 32.
+    """
+    padded = (count + _LANES - 1) // _LANES * _LANES
+    for i in range(count, padded):
+        shingles[i] = shingles[0]
     for j in range(0, factors.shape[0], _UNROLL):
         m0 = _EMPTY
         m1 = _EMPTY
@@ -47,7 +54,7 @@ def signature(shingles, count, factors, summands, out):  # type: ignore[no-untyp
         m3 = _EMPTY
         a0, a1, a2, a3 = factors[j], factors[j + 1], factors[j + 2], factors[j + 3]
         b0, b1, b2, b3 = summands[j], summands[j + 1], summands[j + 2], summands[j + 3]
-        for i in range(count):
+        for i in range(padded):
             x = shingles[i]
             m0 = min(m0, uint32(a0 * x + b0))
             m1 = min(m1, uint32(a1 * x + b1))
@@ -97,7 +104,7 @@ def sign(  # type: ignore[no-untyped-def]
     out = np.empty(GROWTH * longest + PADDING, np.uint8)
     ends = np.empty(longest // 2 + 2, np.int64)
     hashes = np.empty(longest // 2 + 2, np.uint64)
-    shingles = np.empty(longest // 2 + 2, np.uint32)
+    shingles = np.empty(longest // 2 + 2 + _LANES, np.uint32)
     places = np.empty(factors.shape[0], np.uint32)
     filled = 0
     for i in range(n):

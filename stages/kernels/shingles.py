@@ -64,7 +64,9 @@ def build() -> None:
 
     from datatrove.utils.text import PUNCTUATION
 
-    points, lengths, outputs = [], [], []
+    points: list[int] = []
+    lengths: list[int] = []
+    outputs: list[int] = []
     for point in range(0x110000):
         if 0xAC00 <= point < 0xD7A4 or 0xD800 <= point < 0xE000:
             continue  # Hangul is arithmetic; surrogates are not in valid UTF-8
@@ -121,11 +123,11 @@ def fold(lowercase: bool = True, numbers: bool = True, punctuation: bool = True,
         entry[0xAC00:0xD7A4] |= _HANGUL
     elif lowercase:
         sequences = np.array([[0, 0, 0, 0], [2, ord("i"), 0x307, 0]], np.uint32)
-    if numbers:
-        entry[(classes & unicode.DIGIT) > 0] |= _DIGIT
     entry[(classes & unicode.SPACE) > 0] = _SPACE
     if punctuation:
         entry[marks] = _SPACE | (entry[marks] & _SEPARATOR)
+    if numbers:  # after the punctuation: datatrove's holds "１", which is a number first
+        entry[(classes & unicode.DIGIT) > 0] = _DIGIT
     entry = entry[lower]
     if lowercase and not diacritics:
         entry[0x130] = uint32(1) | _SEQUENCE
@@ -196,8 +198,8 @@ def normalise(data, start, end, ascii_, page, table, sequences, out, ends):  # t
     ASCII takes no branch but the loop's: a separator after a separator is written over, and the end of a word is
     stored at each byte and counted at the byte that ends a word.
     """
-    o = 0
-    words = 0
+    o = int64(0)
+    words = int64(0)
     gap = True  # nothing but a space stands before o
     p = start
     while p < end:

@@ -1,0 +1,160 @@
+"""The shingle kernel against datatrove's simplify_text and slow Python."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import numpy as np
+import pytest
+from datatrove.utils.text import TextNormConfig, simplify_text
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gristmill.stages.kernels import shingles, unicode
+
+MASK = 2**64 - 1
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+def unsegmented(char: str) -> bool:
+    return bool(unicode.class_of(*unicode.TABLES, np.uint32(ord(char))) & unicode.UNSEGMENTED)
+
+
+def known(char: str) -> bool:
+    """Assigned in the frozen Unicode version, and not a spacing mark that NFD would move (see the module)."""
+    category = unicodedata.category(char)
+    return category not in ("Cn", "Cs") and not (category == "Mc" and unicodedata.combining(char))
+
+
+def reference(text: str, config: TextNormConfig | None = None) -> list[str]:
+    """The words, by datatrove's normalisation and Python's strings."""
+    simple = simplify_text(text, config or TextNormConfig())
+    if config is None or config.lowercase:
+        simple = simple.replace("ς", "σ")
+    return "".join(f" {c} " if unsegmented(c) else c for c in simple).split()
+
+
+characters = st.one_of(
+    st.sampled_from(
+        "aAzZéÉ019.,:;!?-'\"’« \n\t\0\x1c\u0085\u00a0\u2028ΣςσİıﬁÅ،٫⎖٣४０𝟗한글각中文カが゛ー・ไทย กำກʼn🤷\u0301\u0345\u200d\ufeff"
+    ),
+    st.characters(exclude_categories=("Cs", "Cn")).filter(known),
+)
+texts = st.text(characters, max_size=60)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Ünï-code  costs 1,50 €.", "uni code costs 0 €"),
+        ("1.2.3 1,2,x ٣٫٥ 4، 5", "0 0 0 x 0 0، 0"),
+        ("中文 abc中x カガ", "中 文 abc 中 x カ カ"),
+        ("한글", "\u1112\u1161\u11ab\u1100\u1173\u11af"),
+        ("ΛΟΓΟΣ λόγος İ", "λογοσ λογοσ i"),
+        ("  ...  \0\x1f\n", ""),
+        ("", ""),
+        ("x", "x"),
+        ("🤷🏽‍♀️ ok", "🤷🏽\u200d♀ ok"),
+        ("e\u0301 \u0301 a", "e a"),
+        ("\u037e", ";"),  # the Greek question mark is a semicolon after decomposition, as in datatrove
+    ],
+)
+def test_worked_examples(text: str, words: str) -> None:
+    assert shingles.normalised(text) == words
+
+
+@settings(max_examples=400, deadline=None)
+@given(texts)
+def test_words_are_those_of_simplify_text(text: str) -> None:
+    assert shingles.normalised(text) == " ".join(reference(text))
+
+
+@settings(max_examples=60, deadline=None)
+@given(texts, st.booleans(), st.booleans(), st.booleans(), st.booleans())
+def test_each_switch(text: str, lowercase: bool, numbers: bool, punctuation: bool, diacritics: bool) -> None:
+    config = TextNormConfig(
+        lowercase=lowercase,
+        norm_numbers=numbers,
+        remove_punctuation=punctuation,
+        norm_unicode_diacritics=diacritics,
+    )
+    tables = shingles.fold(lowercase, numbers, punctuation, diacritics)
+    assert shingles.normalised(text, tables) == " ".join(reference(text, config))
+
+
+def test_every_code_point() -> None:
+    """One text with all assigned characters between letters: nothing is forgotten in the tables."""
+    points = [chr(p) for p in range(0x110000) if not 0xD800 <= p < 0xE000 and known(chr(p))]
+    for start in range(0, len(points), 4096):
+        text = "x ".join(f"q{c}" for c in points[start : start + 4096])
+        assert shingles.normalised(text) == " ".join(reference(text))
+
+
+def test_documented_differences() -> None:
+    assert simplify_text("λόγος") == "λογος"  # ours: a sigma is a sigma
+    assert simplify_text("a \u0301 b") == "a  b"  # ours: one space
+    marks = "ꦱ\u302e꧀"  # Mc of combining class 224, then 9: NFD changes their order
+    assert simplify_text(marks) != marks
+    assert shingles.normalised(marks) == marks
+
+
+def word_hash(word: bytes) -> int:
+    h = len(word) * 0xD6E8FEB86659FD93 & MASK
+    while len(word) > 8:
+        h = (h ^ int.from_bytes(word[:8], "little")) * GOLDEN & MASK
+        h ^= h >> 32
+        word = word[8:]
+    h = (h ^ int.from_bytes(word, "little")) * GOLDEN & MASK
+    return h ^ h >> 32
+
+
+def run_hash(words: list[str]) -> int:
+    h = 0
+    for word in words:
+        h = (h * GOLDEN + word_hash(word.encode())) & MASK
+    h = (h ^ h >> 33) * 0xFF51AFD7ED558CCD & MASK
+    h = (h ^ h >> 33) * 0xC4CEB9FE1A85EC53 & MASK
+    return (h ^ h >> 33) >> 32
+
+
+@settings(max_examples=150, deadline=None)
+@given(texts, st.integers(1, 7))
+def test_shingles_equal_slow_python(text: str, ngram: int) -> None:
+    words = reference(text)
+    runs = [words[i : i + ngram] for i in range(max(1, len(words) - ngram + 1))] if words else []
+    assert shingles.shingle_set(text, ngram).tolist() == sorted({run_hash(run) for run in runs})
+
+
+@settings(max_examples=50, deadline=None)
+@given(texts, st.integers(0, 20), st.integers(0, 20))
+def test_bytes_around_a_document_do_not_matter(text: str, before: int, after: int) -> None:
+    """Guard bytes: the kernel reads without bounds, so what lies outside must not change anything."""
+    data = text.encode()
+    found = []
+    for guard in (b"\xe4", b"9"):
+        buffer = np.frombuffer(guard * before + data + guard * after, np.uint8)
+        out = np.full(3 * len(data) + shingles.PADDING, ord("z"), np.uint8)
+        ends = np.full(len(data) // 2 + 3, -1, np.int64)
+        length, words = shingles.normalise(buffer, before, before + len(data), *shingles.fold(), out, ends)
+        hashes = np.zeros(words + 1, np.uint64)
+        out[length:] = guard[0]
+        shingles.hash_words(out, ends, words, hashes)
+        assert ends[-1] == -1
+        assert hashes[-1] == 0
+        found.append((out[:length].tobytes(), hashes.tolist()))
+    assert found[0] == found[1]
+    assert found[0][0].decode() == " ".join(reference(text))
+
+
+def test_growth_bound_holds() -> None:
+    """The longest outputs: Hangul, and characters of scripts without spaces between letters."""
+    for text in ("각" * 50, "a中" * 50, "中" * 50, "𝅘𝅥𝅯" * 20, "1中" * 50):
+        assert len(shingles.normalised(text).encode()) <= shingles.GROWTH * len(text.encode())
+
+
+def test_a_long_document_is_cut_to_its_smallest_hashes() -> None:
+    values = np.array([9, 3, 3, 7, 1, 9], np.uint32)
+    assert shingles.distinct(values, 6, 3) == 3
+    assert values[:3].tolist() == [1, 3, 7]
+    values = np.array([9, 3, 3], np.uint32)
+    assert shingles.distinct(values, 3, 5) == 2
