@@ -8,7 +8,7 @@
 `tokenizers` defines the ids. `gigatoken` reads the Arrow buffers without making Python strings and is some thirty times
 faster; it is used when its ids equal the reference on documents of the shard at hand (`begin`), and one document of
 every batch is compared as well. Where it cannot load the tokenizer or differs, the reference does the work and
-`message` says why.
+`message` says why. Whoever encodes, the ids of a byte-level tokenizer are proven to stand for the text (`lossless.py`).
 
 Text is text: a document that spells a special token out ("<|endoftext|>") gets the ids of its characters, never the
 id of the special token.
@@ -29,6 +29,7 @@ import pyarrow.compute as pc
 from tokenizers import Tokenizer
 
 from gristmill.stages.kernels.buffers import string_views
+from gristmill.tokenize.lossless import Pieces
 from gristmill.tokenize.shards import TokenError, dtype_for
 
 Backend = Literal["auto", "gigatoken", "tokenizers"]
@@ -87,6 +88,8 @@ class Encoder:
         self._plain = plain_tokenizer(tokenizer_json)
         self._reference = Tokenizer.from_str(self._plain.decode())
         self._describe(eos_token)
+        pieces = token_bytes(tokenizer_json)
+        self._pieces = None if pieces is None else Pieces(pieces)
         self._fast: Any = None
         self._since_recycled = 0  # bytes
         if backend == "tokenizers":
@@ -140,6 +143,7 @@ class Encoder:
             return Encoded(np.zeros(0, self.dtype), np.zeros(0, np.int64))
         ids, lengths = self._encode_fast(texts) if self._fast is not None else self._encode_reference(texts)
         self._check_ids(ids, lengths)
+        self._check_text(texts, ids, lengths)
         return Encoded(ids.astype(self.dtype, copy=False), lengths)
 
     def _check_ids(self, ids: np.ndarray, lengths: np.ndarray) -> None:
@@ -156,6 +160,15 @@ class Encoder:
             raise TokenError(
                 f"Document {row} of the batch was encoded with the special token {name!r} (id {int(ids[at])}). "
                 "This tokenizer makes special tokens from ordinary text and cannot be used."
+            )
+
+    def _check_text(self, texts: pa.Array, ids: np.ndarray, lengths: np.ndarray) -> None:
+        """Raises TokenError when the ids of a byte-level tokenizer do not stand for the text, byte by byte."""
+        row = -1 if self._pieces is None else self._pieces.first_difference(texts, ids, lengths)
+        if row >= 0:
+            raise TokenError(
+                f"Document {row} of the batch, which begins {texts[row].as_py()[:80]!r}, does not decode to its text "
+                f"after {self.active} encoded it. Nothing was published. Please report the tokenizer and the text."
             )
 
     def _load_fast(self) -> bool:
@@ -323,7 +336,10 @@ def token_bytes(tokenizer_json: bytes) -> list[bytes] | None:
     if config["model"].get("type") != "BPE" or adds_a_space:
         return None
     special = special_tokens(tokenizer_json)
-    added = {token["content"]: token["id"] for token in config.get("added_tokens") or [] if not token["special"]}
+    others = [token for token in config.get("added_tokens") or [] if not token["special"]]
+    if any(token["lstrip"] or token["rstrip"] for token in others):
+        return None  # they swallow white space
+    added = {token["content"]: token["id"] for token in others}
     vocab: dict[str, int] = config["model"]["vocab"]
     out = [b""] * (max([*vocab.values(), *special.values(), *added.values()]) + 1)
     alphabet = _byte_alphabet()

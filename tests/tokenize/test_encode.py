@@ -72,14 +72,12 @@ def test_random_unicode_has_the_ids_of_tokenizers(tokenizers_by_split, split, di
     check()
 
 
-@pytest.mark.parametrize("char", ["a", " ", "\n", "漢", "<", "1"])
+@pytest.mark.parametrize("char", ["a", " ", "漢"])
 def test_a_megabyte_of_one_character(tokenizer_json, char):
     text = char * (1_000_000 // len(char.encode()))
     fast = Encoder(tokenizer_json, backend="gigatoken").encode(pa.array([text])).ids
     slow = Encoder(tokenizer_json, backend="tokenizers").encode(pa.array([text])).ids
     assert np.array_equal(fast, slow)
-    pieces = token_bytes(tokenizer_json)
-    assert b"".join(pieces[i] for i in fast).decode() == text
 
 
 @pytest.mark.parametrize("backend", ["gigatoken", "tokenizers"])

@@ -219,9 +219,7 @@ def test_writing_to_another_file_system(tokenizer_json, make_batch):
     write_manifest(folder, infos, encoder)
     names = {path.rsplit("/", 1)[1] for path in fsspec.filesystem("memory").ls("/tokens-test/run", detail=False)}
     assert names == {"part-00000.bin", "part-00000.idx", "shards.json", "tokenizer.json"}
-    with pytest.raises(
-        TokenError, match="memory://tokens-test/run: token shards are memory-mapped, which needs local files"
-    ):
+    with pytest.raises(TokenError, match="/run: token shards are memory-mapped, which needs local files"):
         TokenSet.open(folder)
 
 
