@@ -137,7 +137,7 @@ def report(
     out: Annotated[str | None, typer.Option("--out", help="File to write. Default: report.html in the run.")] = None,
 ) -> None:
     """Write the quality report of a run: one HTML file that opens offline."""
-    from gristmill.pipelines.report.page import write_report
+    from gristmill.pipelines.report.write import write_report
 
     print(write_report(run_folder, out))
 
@@ -213,3 +213,7 @@ def _exit_code(error: Exception) -> int | None:
     if isinstance(error, failed):
         return 1
     return 2 if isinstance(error, asked) else None
+
+
+if __name__ == "__main__":
+    main()

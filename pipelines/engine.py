@@ -121,7 +121,9 @@ def _say(error: BaseException | None) -> str:
 
 
 @contextmanager
-def open_engine(*, debug: bool = False, workers: int | None = None, scheduler: str | None = None) -> Iterator[Engine]:
+def open_engine(
+    *, debug: bool = False, workers: int | None = None, scheduler: str | None = None, connect_s: float = 15.0
+) -> Iterator[Engine]:
     """In-process, a cluster of this machine's processes (default), or a running scheduler.
 
     workers: processes of one thread each; one a core where not given. Raises EngineError when the scheduler does not
@@ -137,7 +139,7 @@ def open_engine(*, debug: bool = False, workers: int | None = None, scheduler: s
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     if scheduler is not None:
         try:
-            client = Client(scheduler, timeout="15s")
+            client = Client(scheduler, timeout=connect_s)
         except (OSError, TimeoutError) as error:
             raise EngineError(
                 f"No Dask scheduler answers at {scheduler}: {error}. Start one with `dask scheduler` and at least one "

@@ -16,7 +16,7 @@ from gristmill.pipelines.open_run import funnel, open_run
 from gristmill.pipelines.plan import make_plan
 from gristmill.pipelines.progress import Display
 from gristmill.pipelines.recipe import Recipe, RecipeError
-from gristmill.pipelines.report.page import write_report
+from gristmill.pipelines.report.write import write_report
 from gristmill.pipelines.run import Options, pieces_left, run
 from gristmill.pipelines.tables import funnel_table, plain_table
 from gristmill.stages.shards import exists, join

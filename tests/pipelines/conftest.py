@@ -131,6 +131,12 @@ tokens: {{holdout_share: 0.1}}
 """
 
 
+@pytest.fixture(scope="session")
+def recipe_text(crawl: Path) -> str:
+    """The small recipe."""
+    return RECIPE.format(crawl=crawl, min_words=30)
+
+
 @pytest.fixture
 def recipe_file(crawl: Path, tmp_path: Path) -> Callable[..., Path]:
     """Writes the small recipe; `replace` pairs change its text."""
