@@ -149,7 +149,7 @@ class MinHash(Settings):
         parent = np.arange(n, dtype=np.uint32)
         salts = duplicates.salts(tables, self.scope)
         at, counts = np.zeros(0, np.int64), np.zeros(0, np.uint32)
-        if self.verify != "none":
+        if self.verify != "none" and n:
             name = "signature" if self.verify == "signature" else "shingle_set"
             at, counts = cluster.addresses(pa.chunked_array([c for t in tables for c in t[name].chunks]))
         parts = max(1, -(-n * BYTES_PER_KEY // self.sort_bytes))  # key ranges, sorted one after the other

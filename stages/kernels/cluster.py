@@ -41,7 +41,8 @@ load32_at = _load_at(32)  # load32_at(address): 4 bytes of memory that the calle
 def addresses(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
     """A fixed_size_list<uint32> or list<uint32> column -> of each row (address (n,) int64, values (n,) uint32).
 
-    The values stay where they are, in a memory map for example: verifying touches only those of candidates.
+    The values stay where they are, in a memory map for example: verifying touches only those of candidates. The
+    caller keeps the column alive as long as it uses the addresses.
     """
     at, counts = [np.zeros(0, np.int64)], [np.zeros(0, np.uint32)]
     for chunk in column.chunks:

@@ -1,0 +1,413 @@
+"""MinHash: estimates, recall, clusters, the contract of a global stage."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import datasketch
+import numpy as np
+import pyarrow as pa
+import pytest
+from datasketch.lsh import _optimal_param
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from gristmill.stages.documents import apply_decisions
+from gristmill.stages.duplicates import ClusterError
+from gristmill.stages.kernels import minhash as kernel
+from gristmill.stages.kernels import shingles
+from gristmill.stages.kernels.buffers import string_views
+from gristmill.stages.minhash import MinHash, choose_bands, recall
+
+MASK = 2**64 - 1
+
+
+def batch(texts: Sequence[str], **columns: list[Any]) -> pa.RecordBatch:
+    n = len(texts)
+    base: dict[str, Any] = {
+        "doc_id": pa.array([f"d{i:04d}" for i in range(n)], pa.string()),
+        "source": pa.array(["web"] * n, pa.string()),
+        "dump": pa.nulls(n, pa.string()),
+        "date": pa.nulls(n, pa.string()),
+        "text": pa.array(texts, pa.string()),
+    }
+    return pa.RecordBatch.from_pydict(base | columns)
+
+
+def words(rng: random.Random, count: int) -> list[str]:
+    return ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=7)) for _ in range(count)]
+
+
+def removed(stage: Any, batches: Sequence[pa.RecordBatch]) -> set[str]:
+    """Ids of the documents that the stage removes when each batch is a shard; checks the counts on the way."""
+    decisions, figures = stage.cluster([pa.Table.from_batches([stage.sign(b)]) for b in batches])
+    out: set[str] = set()
+    for one, table in zip(batches, decisions, strict=True):
+        result, met = apply_decisions(stage, one, table)
+        assert met == table.num_rows
+        out |= set(result.dropped["doc_id"].to_pylist())
+    assert figures["removed"] == len(out)
+    return out
+
+
+# Kernel
+
+
+def slow_signature(values: list[int], factors: list[int], summands: list[int]) -> list[int]:
+    return [min((a * x + b) % 2**32 for x in values) for a, b in zip(factors, summands, strict=True)]
+
+
+def mix(h: int) -> int:
+    h = (h ^ h >> 33) * 0xFF51AFD7ED558CCD & MASK
+    h = (h ^ h >> 33) * 0xC4CEB9FE1A85EC53 & MASK
+    return h ^ h >> 33
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.text(st.sampled_from("ab cd 中文 é1"), min_size=1, max_size=80), st.integers(1, 6), st.integers(1, 3))
+def test_keys_equal_slow_python(text: str, ngram: int, rows: int) -> None:
+    stage = MinHash(ngram=ngram, bands=3, rows=rows, verify="signature", seed=5)
+    signed = stage.sign(batch([text, "", text]))
+    assert signed["band_00"][0] == signed["band_00"][2]
+    assert signed["shingles"][1].as_py() == 0
+    values = shingles.shingle_set(text, ngram).tolist()
+    if not values:
+        assert signed["shingles"][0].as_py() == 0
+        return
+    k = 3 * rows
+    factors, summands = (p.tolist()[:k] for p in kernel.permutations(k, 5))
+    signature = slow_signature(values, factors, summands)
+    assert signed["signature"][0].as_py() == signature
+    if len(values) == 1:
+        return  # the keys of one shingle come from its 64 bits, see below
+    for band in range(3):
+        h = 0x9E3779B97F4A7C15 * (band + 1) & MASK
+        for place in signature[band * rows : (band + 1) * rows]:
+            h = mix(h ^ place)
+        assert signed[f"band_{band:02d}"][0].as_py() == h
+
+
+def test_permutations_are_fixed() -> None:
+    """What a seed means is part of the format of stored signatures."""
+    factors, summands = kernel.permutations(6, 1)
+    assert len(factors) == 8
+    assert all(a % 2 for a in factors.tolist())
+    assert factors[:2].tolist() == [755968199, 2255797187]
+    assert summands[:2].tolist() == [1971679092, 1545423271]
+    assert kernel.permutations(6, 2)[0].tolist() != factors.tolist()
+
+
+def pairs(rng: np.random.Generator, n: int, similarity: float, count: int) -> tuple[np.ndarray, np.ndarray, float]:
+    """Pairs of sets of n hashes each with this Jaccard similarity -> (count, n) uint32 twice, the true similarity."""
+    shared = round(2 * n * similarity / (1 + similarity))
+    union = 2 * n - shared
+    hashes = rng.integers(0, 2**32, (count, union), dtype=np.uint32)
+    a, b = hashes[:, :n], np.concatenate([hashes[:, :shared], hashes[:, n:]], axis=1)
+    return np.ascontiguousarray(a), np.ascontiguousarray(b), shared / union
+
+
+def signatures(sets: np.ndarray, k: int, seed: int) -> np.ndarray:
+    factors, summands = kernel.permutations(k, seed)
+    out = np.empty((len(sets), len(factors)), np.uint32)
+    for i, row in enumerate(sets):
+        buffer = np.concatenate([row, np.zeros(32, np.uint32)])
+        kernel.signature(buffer, len(row), factors, summands, out[i])
+    return out[:, :k]
+
+
+@pytest.mark.parametrize("n", [20, 200, 5_000])
+@pytest.mark.parametrize("similarity", [0.5, 0.75, 0.95])
+def test_estimates_are_unbiased_and_recall_follows_the_s_curve(n: int, similarity: float) -> None:
+    """Mean, spread and band hits of pairs of known similarity, each within four standard errors of theory.
+
+    One fixed draw of 27 statistics: three standard errors would be passed by chance in one of fourteen draws.
+    """
+    rng = np.random.default_rng(n)
+    count = 300 if n == 5_000 else 2_000
+    k, bands, rows = 112, 14, 8
+    a, b, true = pairs(rng, n, similarity, count)
+    x, y = signatures(a, k, seed=1), signatures(b, k, seed=1)
+    estimates = (x == y).mean(axis=1)
+    deviation = math.sqrt(true * (1 - true) / k)
+    assert abs(estimates.mean() - true) < 4 * deviation / math.sqrt(count)
+    assert 0.8 < estimates.std() / deviation < 1.2
+    hits = (x == y).reshape(count, bands, rows).all(axis=2).any(axis=1).mean()
+    expected = recall(true, bands, rows)
+    assert abs(hits - expected) < 4 * math.sqrt(max(expected * (1 - expected), 1 / count) / count)
+
+
+@pytest.mark.parametrize("share", [0.02, 0.05, 0.1])
+def test_recall_of_edited_documents(share: float) -> None:
+    """Whole stage: copies with a share of words replaced, against their true similarity; within three errors."""
+    rng = random.Random(int(share * 100))
+    texts = []
+    for _ in range(300):
+        original = words(rng, 120)
+        edited = [w if rng.random() > share else words(rng, 1)[0] for w in original]
+        texts += [" ".join(original), " ".join(edited)]
+    stage = MinHash()
+    signed = stage.sign(batch(texts))
+    keys = np.stack([signed[f"band_{i:02d}"].to_numpy() for i in range(14)])
+    hits = (keys[:, ::2] == keys[:, 1::2]).any(axis=0)
+    expected = []
+    for a, b in zip(texts[::2], texts[1::2], strict=True):
+        x, y = (set(zip(*(t.split()[i:] for i in range(5)), strict=False)) for t in (a, b))
+        expected.append(recall(len(x & y) / len(x | y), 14, 8))
+    p = np.array(expected)
+    assert abs(hits.sum() - p.sum()) <= 3 * math.sqrt((p * (1 - p)).sum()) + 1
+
+
+def test_agreement_with_datasketch() -> None:
+    """Two unbiased estimates of the same pairs differ by sampling error only."""
+    rng = random.Random(3)
+    k, count = 128, 60
+    texts = []
+    for i in range(count):
+        original = words(rng, 80)
+        texts += [" ".join(original), " ".join(w if rng.random() > i / 400 else words(rng, 1)[0] for w in original)]
+    stage = MinHash(bands=16, rows=8, verify="signature")
+    ours = np.array(stage.sign(batch(texts))["signature"].to_pylist())
+    own = (ours[::2] == ours[1::2]).mean(axis=1)
+    peers = []
+    for a, b in zip(texts[::2], texts[1::2], strict=True):
+        sketches = []
+        for text in (a, b):
+            sketch = datasketch.MinHash(num_perm=k, seed=1)
+            parts = text.split()
+            sketch.update_batch([" ".join(parts[i : i + 5]).encode() for i in range(len(parts) - 4)])
+            sketches.append(sketch)
+        peers.append(sketches[0].jaccard(sketches[1]))
+    difference = own - np.array(peers)
+    error = np.sqrt(2 * own * (1 - own) / k).mean()
+    assert abs(difference.mean()) < 3 * error / math.sqrt(count)
+    assert np.sqrt((difference**2).mean()) < 1.5 * error
+
+
+@pytest.mark.parametrize(("threshold", "permutations"), [(0.5, 32), (0.75, 64), (0.8, 112), (0.9, 48)])
+def test_choice_of_bands_is_datasketchs(threshold: float, permutations: int) -> None:
+    assert choose_bands(threshold, permutations) == _optimal_param(threshold, permutations, 0.5, 0.5)
+
+
+def test_guard_bytes_around_the_column() -> None:
+    """Documents in the middle of a buffer, with letters before and after: a slice of a column."""
+    texts = ["abc def " * 9, "", "中文", "x", "abc def " * 9]
+    whole = MinHash(verify="jaccard").sign(batch(["zzz zzz", *texts, "yyy yyy"]).slice(1, 5))
+    alone = MinHash(verify="jaccard").sign(batch(texts))
+    for name in alone.schema.names:
+        if name != "doc_id":
+            assert whole[name].to_pylist() == alone[name].to_pylist(), name
+    offsets, _ = string_views(batch(["zz", *texts]).slice(1)["text"])
+    assert offsets[0] == 2
+
+
+# Stage
+
+
+def test_worked_example() -> None:
+    """d0, d1 and d2 differ in case and one word at the end; the longest stays. The others have nothing in common."""
+    text = "the quick brown fox jumps over the lazy dog and runs away from here " * 3
+    stage = MinHash()
+    table = pa.Table.from_batches([stage.sign(batch([text, text + "quickly now", text.upper(), "other", "", "..."]))])
+    decisions, figures = stage.cluster([table])
+    assert decisions[0].to_pylist() == [
+        {"doc_id": "d0000", "reason": "near_duplicate", "minhash.cluster": "d0001", "minhash.cluster_size": 3.0},
+        {"doc_id": "d0001", "reason": None, "minhash.cluster": "d0001", "minhash.cluster_size": 3.0},
+        {"doc_id": "d0002", "reason": "near_duplicate", "minhash.cluster": "d0001", "minhash.cluster_size": 3.0},
+    ]
+    assert figures["documents"] == 6
+    assert (figures["clusters"], figures["removed"], figures["sizes"]) == (1, 2, {"3": 1})
+    assert figures["biggest"] == [{"cluster": "d0001", "size": 3, "doc_ids": ["d0001", "d0000", "d0002"]}]
+    assert figures["without_words"] == 2
+    assert figures["recall"]["0.80"] == pytest.approx(0.9235, abs=1e-4)
+
+
+def test_short_documents_are_compared_as_a_whole() -> None:
+    texts = ["Terms of use", "terms of use!", "terms of sale", "use", "use", "", "", "?!", "中", "中。", "🤷", "🤷 "]
+    assert removed(MinHash(keep="first"), [batch(texts)]) == {"d0001", "d0004", "d0009", "d0011"}
+
+
+def test_two_short_documents_never_merge_by_32_bits() -> None:
+    """One-shingle documents: the 32-bit hash may be shared by chance, so the keys must come from all 64 bits."""
+    keys = np.empty((2, 2), np.uint64)
+    places = np.array([1, 2, 3, 4], np.uint32)
+    kernel.band_keys(places, np.uint64(7), 2, 2, 0, keys)
+    kernel.band_keys(places, np.uint64(7 + 2**40), 2, 2, 1, keys)
+    assert len(set(keys.reshape(-1).tolist())) == 4
+
+
+def corpus(count: int = 400) -> tuple[list[str], set[frozenset[int]]]:
+    """Random documents, each fourth with three near copies -> texts, groups of indices that belong together."""
+    rng = random.Random(11)
+    texts: list[str] = []
+    groups = set()
+    while len(texts) < count:
+        original = words(rng, rng.randrange(60, 300))
+        first = len(texts)
+        texts.append(" ".join(original))
+        if rng.random() < 0.25:
+            for _ in range(3):
+                copy = list(original)
+                copy[rng.randrange(len(copy))] = "changed"
+                texts.append(" ".join(copy).upper())
+            groups.add(frozenset(range(first, len(texts))))
+    return texts, groups
+
+
+@pytest.mark.parametrize("verify", ["none", "signature", "jaccard"])
+def test_planted_copies_are_removed_and_nothing_else(verify: str) -> None:
+    texts, groups = corpus()
+    gone = removed(MinHash(verify=verify, keep="first"), [batch(texts)])
+    assert gone == {f"d{i:04d}" for group in groups for i in sorted(group)[1:]}
+
+
+@pytest.mark.parametrize("keep", ["longest", "first", "earliest", "best(quality.score)", "best(-quality.score)"])
+@pytest.mark.parametrize("verify", ["none", "jaccard"])
+def test_result_depends_neither_on_shards_nor_on_order(keep: str, verify: str) -> None:
+    texts, _ = corpus(200)
+    rng = random.Random(5)
+    scores = [float(rng.randrange(3)) if rng.random() < 0.8 else None for _ in texts]
+    dates = [rng.choice([None, "2023-01-01", "2024-05-01T00:00:00Z"]) for _ in texts]
+    whole = batch(texts, date=pa.array(dates, pa.string()), **{"quality.score": pa.array(scores, pa.float64())})
+    stage = MinHash(keep=keep, verify=verify)
+    expected = removed(stage, [whole])
+    assert expected
+    for seed in range(3):
+        order = list(range(len(texts)))
+        random.Random(seed).shuffle(order)
+        mixed = whole.take(pa.array(order))
+        cuts = sorted(random.Random(seed).sample(range(len(texts)), 5))
+        shards = [mixed.slice(a, b - a) for a, b in zip([0, 0, *cuts], [0, *cuts, len(texts)], strict=True)]
+        assert removed(stage, shards) == expected
+    small = stage.model_copy(update={"sort_bytes": 1_024})  # many key ranges
+    assert removed(small, [whole]) == expected
+    in_batches = [stage.sign(whole.slice(i, 7)) for i in range(0, len(texts), 7)]
+    decisions, _ = stage.cluster([pa.Table.from_batches(in_batches)])
+    again = decisions[0].filter(decisions[0]["reason"].is_valid())["doc_id"].to_pylist()
+    assert set(again) == expected
+
+
+def test_who_stays() -> None:
+    text = "one two three four five six seven eight nine ten " * 4
+    whole = batch(
+        [text, text + "!", text + " - ", text],
+        doc_id=["d", "c", "b", "a"],
+        date=pa.array([None, "2024", "2023-05", "2023-06"]),
+        **{"m.x": pa.array([1.0, None, 3.0, 2.0])},
+    )
+    stays = {
+        keep: ({"a", "b", "c", "d"} - removed(MinHash(keep=keep), [whole])).pop()
+        for keep in ("longest", "first", "earliest", "best(m.x)", "best(-m.x)")
+    }
+    assert stays == {"longest": "b", "first": "a", "earliest": "b", "best(m.x)": "b", "best(-m.x)": "d"}
+
+
+def test_scope() -> None:
+    text = "one two three four five six seven eight nine ten " * 4
+    whole = batch([text] * 4, source=["a", "b", "a", "b"], dump=pa.array(["x", "x", None, None]))
+    assert removed(MinHash(), [whole]) == {"d0001", "d0002", "d0003"}
+    assert removed(MinHash(scope="source"), [whole]) == {"d0002", "d0003"}
+    assert removed(MinHash(scope="dump"), [whole]) == {"d0001", "d0003"}
+    assert removed(MinHash(scope="dump"), [whole.slice(0, 1), whole.slice(1)]) == {"d0001", "d0003"}
+
+
+def test_templates_stay_apart_when_verified() -> None:
+    """Pages of one template chain: each shares three quarters with the next, the first nothing with the last."""
+    rng = random.Random(2)
+    stream = words(rng, 2_000)
+    texts = [" ".join(stream[i * 20 : i * 20 + 200]) for i in range(60)]  # neighbours: J about 0.8
+    assert len(removed(MinHash(), [batch(texts)])) > 50
+    for verify in ("signature", "jaccard"):
+        assert len(removed(MinHash(verify=verify, min_similarity=0.95), [batch(texts)])) == 0
+
+
+def test_a_document_over_max_shingles_is_sampled_and_counted() -> None:
+    rng = random.Random(8)
+    long = words(rng, 5_000)
+    copy = list(long)
+    copy[2_500] = "changed"
+    for verify in ("none", "jaccard"):
+        stage = MinHash(max_shingles=1_000, verify=verify, min_similarity=0.98)
+        texts = [" ".join(long), " ".join(copy), " ".join(words(rng, 5_000)), "short one"]
+        signed = stage.sign(batch(texts))
+        assert signed["shingles"].to_pylist() == [1_000, 1_000, 1_000, 1]
+        decisions, figures = stage.cluster([pa.Table.from_batches([signed])])
+        assert figures["capped"] == 3
+        assert figures["removed"] == 1
+
+
+def test_same_doc_id_in_two_shards_is_two_documents() -> None:
+    text = "one two three four five six seven eight nine ten"
+    shards = [batch([text], doc_id=["a"]), batch([text + " eleven"], doc_id=["a"]), batch(["else"], doc_id=["b"])]
+    stage = MinHash(ngram=2, bands=30, rows=2)
+    decisions, _ = stage.cluster([pa.Table.from_batches([stage.sign(s)]) for s in shards])
+    assert [d["reason"].to_pylist() for d in decisions] == [["near_duplicate"], [None], []]
+
+
+def test_empty_corpora() -> None:
+    stage = MinHash(verify="jaccard")
+    empty = pa.Table.from_batches([stage.sign(batch([]))])
+    for tables in ([], [empty], [empty, empty]):
+        decisions, figures = stage.cluster(tables)
+        assert [d.num_rows for d in decisions] == [0] * len(tables)
+        assert figures["removed"] == 0
+
+
+# Errors
+
+
+def test_doc_id_twice_in_a_shard_is_an_error() -> None:
+    stage = MinHash()
+    table = pa.Table.from_batches([stage.sign(batch(["a", "b", "c"], doc_id=["x", "y", "x"]))])
+    with pytest.raises(ValueError, match=r"Shard 1 has 1 doc_ids more than once, for example \['x'\]"):
+        stage.cluster([table.slice(0, 2), table])
+
+
+def test_signatures_of_other_settings_are_an_error() -> None:
+    table = pa.Table.from_batches([MinHash().sign(batch(["a"]))])
+    with pytest.raises(ClusterError, match="shard 0 were made with other settings: they lack band_14"):
+        MinHash(bands=15).cluster([table])
+    with pytest.raises(ClusterError, match="more than 13 bands"):
+        MinHash(bands=13).cluster([table])
+    with pytest.raises(ClusterError, match="lack shingle_set"):
+        MinHash(verify="jaccard").cluster([table])
+
+
+def test_a_cluster_beyond_the_limit_stops_the_stage() -> None:
+    stage = MinHash(max_cluster=3)
+    table = pa.Table.from_batches([stage.sign(batch(["one two three four five six"] * 4))])
+    with pytest.raises(ClusterError, match=r"4 documents: more than max_cluster \(3\).*d0000.*verify: jaccard"):
+        stage.cluster([table])
+    many = pa.Table.from_batches([stage.sign(batch(["one two three"] * 1_200 + words(random.Random(0), 700)))])
+    with pytest.raises(ClusterError, match=r"63% of the source web, more than max_cluster_share \(50%\)"):
+        MinHash().cluster([many])
+    decisions, _ = MinHash(max_cluster_share=0.7).cluster([many])
+    assert decisions[0].num_rows == 1_200
+
+
+@pytest.mark.parametrize(
+    ("given_", "message"),
+    [
+        ({"keep": "biggest"}, "keep is longest"),
+        ({"threshold": 0.7, "bands": 4}, "bands is set too"),
+        ({"permutations": 64}, "set bands and rows"),
+        ({"bandz": 4}, "Extra inputs"),
+    ],
+)
+def test_wrong_settings(given_: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        MinHash(**given_)
+
+
+def test_threshold_chooses_bands_and_rows() -> None:
+    stage = MinHash(threshold=0.75, permutations=112)
+    assert stage.shape == (11, 10)
+    assert "band_10" in stage.sign(batch(["a b"])).schema.names
+
+
+def test_an_unknown_measure_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"asks for the column q\.x, which these documents do not have"):
+        MinHash(keep="best(q.x)").sign(batch(["a"]))
