@@ -1,0 +1,205 @@
+"""Checkpoints: complete or not there, found again newest first, checked before they are believed.
+
+    checkpoints/step-00000200/__0_0.distcp ...   what each rank holds, by torch.distributed.checkpoint
+    checkpoints/step-00000200/.metadata          its table of tensors
+    checkpoints/step-00000200/state.json         progress, and size and xxh3-128 of every file; written last
+
+A checkpoint is written into a folder of another name, which is renamed when all ranks are done. Tensors are stored by
+parameter name, so any number of ranks can load what any other number has saved. State beyond the tensors is a handful
+of integers: the order of windows is a function of how many were consumed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+import xxhash
+from pydantic import BaseModel, ConfigDict, Field
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
+from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
+
+from gristmill.trainer.config import TrainError
+from gristmill.trainer.group import Group
+from gristmill.trainer.model import Llama
+from gristmill.trainer.optim import AdamW, local
+
+STATE_FILE = "state.json"
+FORMAT_VERSION = 1
+
+
+class Progress(BaseModel):
+    """How far a run has come."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    step: int = 0  # optimizer steps begun, skipped ones included
+    windows: int = 0  # consumed
+    updates: int = 0  # optimizer steps that changed the weights
+    skipped: int = 0  # steps whose loss or gradient was no number
+    skipped_in_row: int = 0
+
+
+class CheckpointState(BaseModel):
+    """state.json."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    version: int = FORMAT_VERSION
+    data: str  # the plan's hash: which windows come next
+    progress: Progress
+    world: int
+    files: dict[str, tuple[int, str]] = Field(default_factory=dict)  # name -> (bytes, xxh3-128)
+
+
+def folder_of(root: Path, step: int) -> Path:
+    return root / f"step-{step:08d}"
+
+
+def complete(root: Path) -> list[Path]:
+    """Checkpoints that were finished, oldest first."""
+    return sorted(path.parent for path in root.glob(f"step-????????/{STATE_FILE}"))
+
+
+def _tensors(model: Llama, optimizer: AdamW) -> dict[str, Any]:
+    """The tensors themselves, not copies: a load fills them in place."""
+    return {
+        "model": {name: p.detach() for name, p in model.named_parameters()},
+        "optimizer": optimizer.state(),
+    }
+
+
+def _digest(path: Path) -> tuple[int, str]:
+    digest, size = xxhash.xxh3_128(), 0
+    with path.open("rb") as file:
+        while piece := file.read(1 << 24):
+            digest.update(piece)
+            size += len(piece)
+    return size, digest.hexdigest()
+
+
+def _mine(names: list[str], group: Group) -> list[str]:
+    """This rank's part of the files to read back."""
+    return sorted(names)[group.rank :: group.world]
+
+
+def _sync(path: Path) -> None:
+    """Makes a rename or a new name in a folder last through a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def save(
+    root: Path, model: Llama, optimizer: AdamW, progress: Progress, data: str, group: Group, keep_last: int
+) -> Path:
+    """Writes a checkpoint and removes older ones than the last `keep_last`. All ranks call it together.
+
+    Raises OSError where the disk refuses (the folder is cleaned up; older checkpoints stay), TrainError where a
+    parameter is not finite: such a checkpoint must never push a sound one out.
+    """
+    finite = all(bool(torch.isfinite(local(p.detach())).all()) for p in model.parameters())
+    if not all(group.gather(finite)):
+        raise TrainError(
+            f"{root}: after step {progress.step} a parameter is not finite, so nothing was saved; the last checkpoint "
+            "is sound. Lower the learning rate or the clip, and run again: training goes on from there."
+        )
+    target = folder_of(root, progress.step)
+    work = root / f"{target.name}.tmp"
+    if group.leads:
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True)
+    group.gather(None)
+    problem = ""
+    try:
+        tensors = _tensors(model, optimizer)
+        save_tensors(tensors, storage_writer=FileSystemWriter(work), no_dist=group.mesh is None)
+        names = [path.name for path in work.iterdir()]
+        digests = {name: _digest(work / name) for name in _mine(names, group)}
+    except (OSError, CheckpointException, RuntimeError) as error:
+        problem, digests = f"{type(error).__name__}: {error}", {}
+    problems = [text for text in group.gather(problem) if text]
+    files = {name: digest for part in group.gather(digests) for name, digest in part.items()}
+    if group.leads and not problems:
+        try:
+            _publish(work, target, CheckpointState(data=data, progress=progress, world=group.world, files=files))
+        except OSError as error:
+            problems = [str(error)]
+    problems = group.gather(problems)[0]
+    if problems:
+        if group.leads:
+            shutil.rmtree(work, ignore_errors=True)
+        raise OSError(f"{target}: the checkpoint could not be written: {problems[0].strip().splitlines()[-1]}")
+    if group.leads:
+        for old in complete(root)[:-keep_last]:
+            shutil.rmtree(old)
+    return target
+
+
+def _publish(work: Path, target: Path, state: CheckpointState) -> None:
+    with (work / STATE_FILE).open("wb") as file:
+        file.write(orjson.dumps(state.model_dump(mode="json"), option=orjson.OPT_INDENT_2))
+        file.flush()
+        os.fsync(file.fileno())
+    _sync(work)
+    if target.exists():
+        shutil.rmtree(target)
+    work.rename(target)
+    _sync(target.parent)
+
+
+def _check(folder: Path, group: Group) -> tuple[CheckpointState | None, str]:
+    """The state of a checkpoint and what is wrong with it, the same answer on all ranks."""
+    state, problem = None, ""
+    try:
+        state = CheckpointState.model_validate(orjson.loads((folder / STATE_FILE).read_bytes()))
+        for name in _mine(list(state.files), group):
+            size, digest = _digest(folder / name)
+            if (size, digest) != tuple(state.files[name]):
+                problem = f"{name} is not what was written ({size:,} bytes, expected {state.files[name][0]:,})"
+    except (OSError, ValueError) as error:
+        problem = str(error)
+    problems = [text for text in group.gather(problem) if text]
+    return state, problems[0] if problems else ""
+
+
+def load(
+    root: Path, model: Llama, optimizer: AdamW, data: str, group: Group, say: Callable[[str], None]
+) -> Progress | None:
+    """Fills model and optimizer from the newest sound checkpoint; None where there is none. All ranks together.
+
+    A damaged checkpoint is skipped, and `say` gets the reason. Raises TrainError where a sound one belongs to other
+    data, or does not fit the model.
+    """
+    found = group.gather([path.name for path in complete(root)])[0]  # one rank's listing counts
+    for name in reversed(found):
+        folder = root / name
+        state, problem = _check(folder, group)
+        if problem or state is None:
+            say(f"{folder}: damaged, {problem}; trying the one before.")
+            continue
+        if state.data != data:
+            raise TrainError(
+                f"{folder}: saved while training on other data (plan {state.data}, now {data}). The mixture, the "
+                "tokens or the seed has changed. Train in another folder, or delete this one to start over."
+            )
+        tensors = _tensors(model, optimizer)
+        try:
+            load_tensors(tensors, storage_reader=FileSystemReader(folder), no_dist=group.mesh is None)
+        except (CheckpointException, RuntimeError, ValueError) as error:
+            raise TrainError(
+                f"{folder}: does not fit the model: {str(error).strip().splitlines()[-1]}. The model's settings have "
+                "changed. Train in another folder, or delete this one to start over."
+            ) from error
+        optimizer.updates = state.progress.updates
+        return state.progress
+    return None

@@ -1,0 +1,397 @@
+"""READ FIRST: the training loop, one process of it.
+
+    torchrun --standalone --nproc-per-node 2 -m gristmill.trainer.train --config out/run.json
+    python -m gristmill.trainer.train --config out/run.json           # one rank, no process group
+
+`launch.run` writes run.json (`config.Run`), starts the ranks, follows them, and tells what came out. Every rank does
+
+    plan = mixture compiled over the tokens: which windows come when, as a function
+    model, optimizer = from the seed, then from the newest sound checkpoint
+    for each step:
+        windows of this rank -> loss -> gradients, summed over ranks
+        one sum over ranks: loss, squared gradient norm, wish to stop
+        not a number? leave the weights alone, count it, go on; too often: stop
+        clip, update, log a line, save now and then
+    score the held-out documents -> scores.json; done.json last
+
+and leaves in the folder of the run
+
+    run.json  metrics.jsonl  checkpoints/step-00000100/...  scores.json  done.json  log.txt (from launch)
+
+Resuming needs one integer, the number of windows consumed. On the same number of ranks the continuation is bit-equal
+to an undisturbed run; on another number the windows are the same and the loss differs by rounding. SIGTERM and SIGINT
+save and exit. A rank that loses its parent (the agent was killed) does the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import math
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+import numpy as np
+import orjson
+import torch
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+
+from gristmill.mixtures.plan import MixtureError
+from gristmill.stages.settings_file import SettingsError
+from gristmill.tokenize.shards import TokenError, TokenSet
+from gristmill.trainer import checkpoint
+from gristmill.trainer.checkpoint import Progress
+from gristmill.trainer.config import Run, TrainConfig, TrainError
+from gristmill.trainer.feed import Feed, open_feed
+from gristmill.trainer.group import Group, join, shard
+from gristmill.trainer.metrics import METRICS_FILE, MetricsLog
+from gristmill.trainer.model import Llama, count_parameters, flops_per_token, initialise
+from gristmill.trainer.optim import (
+    AdamW,
+    decay_start_of_phase,
+    learning_rate,
+    scale_gradients,
+    squared_norm,
+)
+from gristmill.trainer.score import score
+
+DONE_FILE, SCORES_FILE, FAILED_FILE, LOCK_FILE = "done.json", "scores.json", "failed.json", ".lock"
+LOCK_PATIENCE_S = 60.0  # for ranks of a group that is just ending
+DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass
+class Job:
+    """What one rank works with."""
+
+    run: Run
+    group: Group
+    tokens: TokenSet
+    feed: Feed
+    model: Llama
+    optimizer: AdamW
+    progress: Progress
+    decay_from: int | None  # first step of wsd's decay
+
+    @property
+    def config(self) -> TrainConfig:
+        return self.run.config
+
+    @property
+    def out(self) -> Path:
+        return Path(self.run.out)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.out / "checkpoints"
+
+
+def say(text: str) -> None:
+    """One line for the log; every rank may speak, the leader does."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def prepare(run: Run, group: Group) -> Job:
+    """Model and optimizer from the seed, or from the newest sound checkpoint."""
+    config = run.config
+    tokens = TokenSet.open(run.tokens)
+    feed = open_feed(run, tokens)
+    shape = config.shape.resolved(tokens.vocab_size)
+    with torch.device("meta"):
+        model = Llama(shape, DTYPES[config.dtype])
+    if config.compile:
+        for layer in model.layers:
+            layer.compile()
+    shard(model, group)
+    model.to_empty(device=group.device)
+    initialise(model, config.seed)
+    optimizer = AdamW(model.named_parameters(), config.betas, config.eps, config.weight_decay)
+    heard = say if group.leads else lambda text: None
+    progress = checkpoint.load(Path(run.out) / "checkpoints", model, optimizer, feed.hash, group, heard)
+    decay_from = decay_start_of_phase(config, feed.phases)
+    if progress is not None:
+        heard(f"Going on after step {progress.step} of {config.total_steps}.")
+    else:
+        heard(
+            f"{count_parameters(shape):,} parameters, {flops_per_token(shape, config.seq_len):,.0f} FLOPs a token, "
+            f"{config.total_steps:,} steps of {config.tokens_per_step:,} tokens on {group.world} ranks."
+        )
+    return Job(run, group, tokens, feed, model, optimizer, progress or Progress(), decay_from)
+
+
+class StopRequest:
+    """Remembers SIGTERM, SIGINT, and the loss of the parent, until the step is done."""
+
+    def __init__(self) -> None:
+        self._signalled = False
+        self._parent = os.getppid()
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        self._signalled = True
+
+    @contextmanager
+    def listening(self) -> Iterator[StopRequest]:
+        before = {n: signal.signal(n, self._remember) for n in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def __bool__(self) -> bool:
+        return self._signalled or os.getppid() != self._parent
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step came to, the same on all ranks."""
+
+    loss: float  # mean nats a token over the whole batch
+    grad_norm: float  # before clipping
+    penalty: float  # mean of log Z squared
+    stop: bool
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
+
+def backward(job: Job, ids: np.ndarray, documents: np.ndarray | None) -> Tensor:
+    """Gradients of this rank's windows -> (2,) float64: summed nats, summed z penalty.
+
+    ids (windows, seq_len + 1). The loss is the sum over this rank's tokens divided by the tokens of the whole batch:
+    exact whatever the ranks and micro-batches. FSDP averages gradients over ranks, so the loss is scaled back up.
+    """
+    config, group = job.config, job.group
+    micro = config.micro_windows or len(ids)
+    sums = torch.zeros(2, dtype=torch.float64, device=group.device)
+    for start in range(0, len(ids), micro):
+        if isinstance(job.model, FSDPModule):
+            job.model.set_requires_gradient_sync(start + micro >= len(ids))
+        part = torch.from_numpy(ids[start : start + micro]).to(group.device)
+        owners = None if documents is None else torch.from_numpy(documents[start : start + micro]).to(group.device)
+        nll, penalty = job.model(part[:, :-1], part[:, 1:].contiguous(), owners, config.z_loss)
+        (nll * (group.world / config.tokens_per_step)).backward()
+        sums += torch.stack([nll.detach(), penalty]).double()
+    return sums
+
+
+def step(job: Job, ids: np.ndarray, documents: np.ndarray | None, stop: bool) -> Step:
+    """Gradients of one batch, and the one sum over ranks that says what they are worth."""
+    sums = backward(job, ids, documents)
+    tail = torch.tensor([float(stop)], dtype=torch.float64, device=sums.device)
+    norm = squared_norm(job.optimizer.parameters.values()).to(sums.device)
+    sums = job.group.sum(torch.cat([sums, norm[None], tail]))
+    nll, penalty, squared, stops = sums.tolist()
+    tokens = job.config.tokens_per_step
+    return Step(nll / tokens, math.sqrt(squared) if squared >= 0 else math.nan, penalty / tokens, stops > 0)
+
+
+def update(job: Job, outcome: Step, lr: float) -> None:
+    """Clips and updates, or leaves the weights alone where a number is not one. Raises TrainError after too many."""
+    config, progress = job.config, job.progress
+    if outcome.finite:
+        if config.clip and outcome.grad_norm > config.clip:
+            scale_gradients(job.optimizer.parameters.values(), config.clip / (outcome.grad_norm + 1e-6))
+        job.optimizer.step(lr)
+        progress.updates, progress.skipped_in_row = job.optimizer.updates, 0
+    else:
+        progress.skipped += 1
+        progress.skipped_in_row += 1
+    job.optimizer.zero_grad()
+    if progress.skipped_in_row > config.max_skipped:
+        raise TrainError(
+            f"{job.out}: loss or gradient was not a number in {progress.skipped_in_row} steps in a row, up to step "
+            f"{progress.step + 1}. The weights are those of the last sound step. Lower lr (now {config.lr:g}) or clip "
+            f"(now {config.clip:g})."
+        )
+
+
+def loop(job: Job) -> bool:
+    """Trains to the end -> whether it got there; False when it was asked to stop, after saving."""
+    config, group, progress = job.config, job.group, job.progress
+    log = MetricsLog(job.out / METRICS_FILE, progress.step) if group.leads else None
+    board = _board(job) if config.tensorboard and group.leads else None
+    batches = job.feed.batches(group.rank, group.world, progress.windows)
+    with StopRequest().listening() as stop:
+        for number in range(progress.step, config.total_steps):
+            began = time.perf_counter()
+            ids, documents = next(batches)
+            outcome = step(job, ids, documents, bool(stop))
+            lr = learning_rate(config, number, job.decay_from)
+            update(job, outcome, lr)
+            progress.step, progress.windows = number + 1, (number + 1) * config.batch_windows
+            line = _line(job, outcome, lr, time.perf_counter() - began)
+            last = progress.step == config.total_steps
+            if config.eval_every and progress.step % config.eval_every == 0 and not last:
+                scores = score(job.model, job.tokens, config.seq_len, config.eval_bytes, group, progress.step, "")
+                line["bits_per_byte"] = scores.bits_per_byte
+            if log is not None:
+                log.add(line)
+            if board is not None:
+                _show(board, line)
+            due = config.checkpoint_every and progress.step % config.checkpoint_every == 0
+            if last or due or outcome.stop:
+                save(job, must=last or outcome.stop)
+            if outcome.stop and not last:
+                if group.leads:
+                    say(f"Asked to stop: saved after step {progress.step} of {config.total_steps}.")
+                return False
+    if log is not None:
+        log.close()
+    if board is not None:
+        board.close()
+    return True
+
+
+def save(job: Job, must: bool) -> None:
+    """Saves a checkpoint. Where the disk refuses, training goes on without, unless this one is needed."""
+    try:
+        checkpoint.save(
+            job.checkpoints, job.model, job.optimizer, job.progress, job.feed.hash, job.group, job.config.keep_last
+        )
+    except OSError as error:
+        if must:
+            raise TrainError(f"{error} Free some space and run again: training goes on from the last one.") from error
+        if job.group.leads:
+            say(f"{error} Training goes on; older checkpoints are untouched.")
+
+
+def _line(job: Job, outcome: Step, lr: float, seconds: float) -> dict[str, Any]:
+    """A line of metrics.jsonl. Numbers that are none become null."""
+    progress, config = job.progress, job.config
+    line = {
+        "step": progress.step,
+        "tokens": progress.windows * config.seq_len,
+        "loss": outcome.loss if math.isfinite(outcome.loss) else None,
+        "lr": lr,
+        "grad_norm": outcome.grad_norm if math.isfinite(outcome.grad_norm) else None,
+        "tokens_per_s": round(config.tokens_per_step / seconds, 1),
+        "sources": job.feed.consumed(progress.windows),
+    }
+    if config.z_loss:
+        line["z_penalty"] = outcome.penalty
+    if not outcome.finite:
+        line["skipped"] = True
+        if job.group.leads:
+            documents = job.feed.documents(progress.windows - config.batch_windows, progress.windows)
+            say(f"Step {progress.step}: loss or gradient is not a number; skipped. Documents: {', '.join(documents)}")
+    return line
+
+
+def _board(job: Job) -> Any:
+    """A TensorBoard writer that forgets what comes after the step we go on from."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(job.out / "tensorboard"), purge_step=job.progress.step + 1)
+
+
+def _show(board: Any, line: dict[str, Any]) -> None:
+    for name in ("loss", "lr", "grad_norm", "tokens_per_s"):
+        if line[name] is not None:
+            board.add_scalar(name, line[name], line["step"])
+    for source, bits in line.get("bits_per_byte", {}).items():
+        board.add_scalar(f"bits_per_byte/{source}", bits, line["step"])
+
+
+def finish(job: Job, seconds: float) -> None:
+    """Scores the model and says that the run is done, in this order."""
+    config, key = job.config, job.feed.key
+    scores = score(job.model, job.tokens, config.seq_len, config.eval_bytes, job.group, job.progress.step, key)
+    if not job.group.leads:
+        return
+    _publish(job.out / SCORES_FILE, scores.encoded())
+    done = {
+        "key": key,
+        "steps": job.progress.step,
+        "tokens": job.progress.windows * config.seq_len,
+        "updates": job.progress.updates,
+        "skipped": job.progress.skipped,
+        "seconds": round(seconds, 2),  # of this start only, without loading packages
+        "parameters": count_parameters(job.model.shape),
+        "flops_per_token": flops_per_token(job.model.shape, config.seq_len),
+        "sources": job.feed.consumed(job.progress.windows),
+        "bits_per_byte": scores.bits_per_byte,
+    }
+    _publish(job.out / DONE_FILE, orjson.dumps(done, option=orjson.OPT_INDENT_2))
+
+
+def _publish(path: Path, data: bytes) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+@contextmanager
+def only_writer(out: Path, leads: bool) -> Iterator[None]:
+    """Keeps a second group out of the folder. Raises TrainError when one stays there."""
+    if not leads:
+        yield
+        return
+    file: IO[bytes]
+    with (out / LOCK_FILE).open("wb") as file:
+        until = time.monotonic() + LOCK_PATIENCE_S
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise TrainError(
+                        f"{out}: another run is training in this folder. Wait for it, or end it, and start again."
+                    ) from None
+                time.sleep(0.2)
+        yield
+
+
+def work(run: Run, group: Group) -> None:
+    """One rank from start to end."""
+    began = time.perf_counter()
+    out = Path(run.out)
+    with only_writer(out, group.leads):
+        group.gather(None)  # nobody reads the folder before it is ours
+        if group.leads:
+            for half in (out / "checkpoints").glob("*.tmp"):
+                shutil.rmtree(half)
+        job = prepare(run, group)
+        if loop(job):
+            finish(job, time.perf_counter() - began)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit code 0 also for an error that a restart cannot mend: torchrun would start the group again. It is written to
+    failed.json, where `launch` finds it; without torchrun the exit code is 1."""
+    parser = argparse.ArgumentParser(description="One rank of a training run; start it with torchrun.")
+    parser.add_argument("--config", type=Path, required=True, help="run.json")
+    run = Run.load(parser.parse_args(arguments).config)
+    failed = Path(run.out) / FAILED_FILE
+    if failed.exists() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
+        return 0  # the group failed for good; the ranks that were cut off by it need not try
+    torch.set_num_threads(run.config.threads)
+    group = None
+    try:
+        group = join(run.config)
+        work(run, group)
+    except (TrainError, TokenError, MixtureError, SettingsError) as error:
+        say(f"{type(error).__name__}: {error}")
+        _publish(failed, orjson.dumps({"error": type(error).__name__, "message": str(error)}))
+        return 0 if "TORCHELASTIC_RUN_ID" in os.environ else 1
+    group.leave()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
