@@ -1,0 +1,247 @@
+"""READ FIRST: mixtures. Which tokens a model is trained on, in what proportions, in what order, until when.
+
+    name: curriculum
+    sources:
+      docs: {weight: 0.6}               # a share of all tokens, relative to the other weights
+      code: {weight: 0.4}
+      readmes: {weight: 0, max_epochs: 8}
+    max_epochs: 4                       # no source may be seen more often
+    phases:
+      - {name: broad, share: 0.6}       # the weights above
+      - name: shift
+        share: 0.2
+        ramp: linear                    # from the weights before to these
+        weights: {docs: 0.2, code: 0.1, readmes: 0.7}
+      - {name: polish, share: 0.2, anneal: true, weights: {docs: 0.2, readmes: 0.8}}
+
+From a file to batches:
+
+    mixture = Mixture.load("mixtures/curriculum.yaml")                  # this file: what the user wrote, checked
+    plan = mixture.plan(tokens, seq_len=256, budget_tokens=500_000, seed=1)   # wishes.py: wishes settled to integers
+    print(plan.table())                                                 # plan.py: what will happen, before it does
+    plan.locate(17)                                                     # order.py, kernels.py: position -> window
+    for batch in plan.loader(rank=0, world_size=2, batch_windows=16): ...     # loader.py; torch_loader.py for PyTorch
+
+A source's wish, in the mixture or in a phase, is one of `weight`, `tokens` (exactly so many) and `epochs` (1.0: use it
+all, once). Exact wishes come first; weights divide what is left. Instead of weights a mixture may ask for
+`temperature: 0.7` (weights proportional to tokens to that power) or `unimax: {max_epochs: 4}` (as even as the cap
+allows); both are computed once, when the plan is made, and shown in it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError
+
+from gristmill.mixtures.plan import MixtureError, Plan
+from gristmill.mixtures.wishes import Consumption, check_epochs, settle, sizes_of
+from gristmill.stages.documents import Settings
+
+
+class Wish(Settings):
+    """What a source is asked for: at most one of weight, tokens and epochs."""
+
+    weight: float | None = Field(default=None, ge=0, allow_inf_nan=False)  # relative to the other weights
+    tokens: int | None = Field(default=None, ge=0)  # exactly, to the nearest window
+    epochs: float | None = Field(default=None, ge=0, allow_inf_nan=False)  # exactly, to the nearest window
+    max_epochs: float | None = Field(default=None, gt=0, allow_inf_nan=False)  # over the whole run; the mixture's else
+
+    @model_validator(mode="before")
+    @classmethod
+    def _number_is_weight(cls, value: Any) -> Any:
+        return {"weight": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+    @model_validator(mode="after")
+    def _one_wish(self) -> Wish:
+        if sum(x is not None for x in (self.weight, self.tokens, self.epochs)) > 1:
+            raise ValueError("give one of weight, tokens and epochs, not several")
+        return self
+
+    @property
+    def says_nothing(self) -> bool:
+        return self.weight is None and self.tokens is None and self.epochs is None
+
+
+class Phase(Settings):
+    """A stretch of the run."""
+
+    name: str
+    share: float | None = Field(default=None, gt=0, le=1)  # of what the phases with `tokens` leave of the budget
+    tokens: int | None = Field(default=None, gt=0)
+    weights: dict[str, Wish] | None = None  # sources not named get nothing; without it the mixture's own wishes
+    ramp: Literal["step", "linear", "cosine"] = "step"  # how the weights get here from those of the phase before
+    anneal: bool = False  # the trainer's learning rate decays over this phase
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Phase:
+        if (self.share is None) == (self.tokens is None):
+            raise ValueError("give either share or tokens")
+        capped = [name for name, wish in (self.weights or {}).items() if wish.max_epochs is not None]
+        if capped:
+            raise ValueError(f"max_epochs of {capped[0]} is for the whole run: give it under sources")
+        return self
+
+
+class UniMax(Settings):
+    """As even as possible over the sources, none seen more than max_epochs times (Chung et al. 2023, algorithm 1)."""
+
+    max_epochs: float = Field(gt=0, allow_inf_nan=False)
+
+
+class Mixture(Settings):
+    """What the user wrote. See the top of this module."""
+
+    name: str
+    description: str = ""
+    sources: dict[str, Wish]
+    # Repeating up to four times is nearly as good as new data (Muennighoff et al. 2023, "Scaling data-constrained
+    # language models", figure 5).
+    max_epochs: float = Field(default=4.0, gt=0, allow_inf_nan=False)
+    temperature: float | None = Field(default=None, ge=0, le=1)
+    unimax: UniMax | None = None
+    phases: tuple[Phase, ...] = ()
+
+    @field_validator("sources")
+    @classmethod
+    def _has_sources(cls, sources: dict[str, Wish]) -> dict[str, Wish]:
+        if not sources:
+            raise ValueError("a mixture needs at least one source")
+        return sources
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Mixture:
+        computed = self.temperature is not None or self.unimax is not None
+        if self.temperature is not None and self.unimax is not None:
+            raise ValueError("give either temperature or unimax")
+        wishes = {name: wish for name, wish in self.sources.items() if not wish.says_nothing}
+        if computed and wishes:
+            raise ValueError(
+                f"temperature and unimax compute the weights, but {next(iter(wishes))} has a wish of its own"
+            )
+        needed = not self.phases or any(phase.weights is None for phase in self.phases)
+        if not computed and needed and len(wishes) < len(self.sources):
+            missing = next(name for name in self.sources if name not in wishes)
+            raise ValueError(f"source {missing} has no wish: give weight, tokens or epochs")
+        names = [phase.name for phase in self.phases]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two phases are called {next(n for n in names if names.count(n) > 1)}")
+        for phase in self.phases:
+            for name in phase.weights or {}:
+                if name not in self.sources:
+                    raise ValueError(
+                        f"phase {phase.name} names {name}, which is not under sources{_near(name, self.sources)}"
+                    )
+        if self.phases and self.phases[0].ramp != "step":
+            raise ValueError(f"phase {self.phases[0].name} is the first: there are no weights to ramp from")
+        if len(self.phases) > 1 and any(
+            (wish.tokens is not None or wish.epochs is not None) for wish in self.sources.values()
+        ):
+            raise ValueError("with several phases, give tokens and epochs in the weights of the phase they are for")
+        return self
+
+    @classmethod
+    def load(cls, path: str | Path) -> Mixture:
+        """Reads a YAML file. Raises MixtureError that names the file, the line and the nearest name."""
+        where = str(path)
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except OSError as error:
+            raise MixtureError(f"{where}: cannot be read: {error.strerror}.") from error
+        try:
+            document = YAML(typ="rt").load(text)
+        except MarkedYAMLError as error:
+            mark = error.problem_mark
+            line = f" line {mark.line + 1}" if mark is not None else ""
+            raise MixtureError(f"{where}{line}: not YAML: {error.problem}.") from error
+        if not isinstance(document, Mapping):
+            raise MixtureError(
+                f"{where}: a mixture is a mapping that begins with name:, not {type(document).__name__}."
+            )
+        try:
+            return cls.model_validate(_plain(document))
+        except ValidationError as error:
+            lines = [_explain(where, document, dict(problem)) for problem in error.errors()]
+            raise MixtureError("\n".join(lines)) from error
+
+    def plan(
+        self,
+        tokens: Any,
+        seq_len: int,
+        budget_tokens: int | None = None,
+        seed: int = 0,
+        continue_from: Consumption | None = None,
+    ) -> Plan:
+        """Compiles the mixture for given sources. Raises MixtureError when a wish cannot be met, saying what could.
+
+        tokens: a TokenSet, or {source: tokens} or {source: SourceSize} to plan without files.
+        budget_tokens: of the whole run; may be left out where every length is given in tokens or epochs.
+        continue_from: what an earlier run has used; this one takes up each source where that one stopped.
+        """
+        sizes, content = sizes_of(tokens)
+        used = continue_from.for_plan(seq_len, seed) if continue_from is not None else {}
+        in_use, specs, notes = settle(self, sizes, seq_len, budget_tokens, used)
+        plan = Plan(
+            mixture=self.name,
+            seq_len=seq_len,
+            seed=seed,
+            sizes=in_use,
+            specs=specs,
+            used={name: used[name] for name in in_use if used.get(name)},
+            notes=notes,
+            content=content,
+            tokens=tokens if hasattr(tokens, "sources") else None,
+        )
+        check_epochs(self, plan)
+        return plan
+
+
+def _plain(value: Any) -> Any:
+    """ruamel's containers as plain ones."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
+    return value
+
+
+_KEYS: dict[str, type[Settings]] = {"sources": Wish, "weights": Wish, "phases": Phase, "unimax": UniMax}
+
+
+def _explain(where: str, document: Any, problem: dict[str, Any]) -> str:
+    """One problem that pydantic found as a line: file, line, key, what is wrong, the nearest name."""
+    loc = [str(part) for part in problem["loc"]]
+    line = _line_of(document, problem["loc"])
+    key = ".".join(loc)
+    at = f"{where}{f' line {line}' if line else ''}"
+    if problem["type"] == "extra_forbidden":
+        owner = next((_KEYS[part] for part in reversed(loc[:-1]) if part in _KEYS), Mixture)
+        place = ".".join(loc[:-1]) or "the mixture"
+        return f"{at}: unknown key {loc[-1]!r} in {place}{_near(loc[-1], owner.model_fields)}."
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    return f"{at}: {key + ': ' if key else ''}{message}."
+
+
+def _line_of(document: Any, loc: tuple[Any, ...]) -> int | None:
+    """The line of a key in what ruamel read, counted from 1; of the nearest enclosing key where it is missing."""
+    line: int | None = None
+    node: Any = document
+    for part in loc:
+        try:
+            lines = node.lc
+            mark = lines.key(part) if isinstance(node, Mapping) else lines.item(part)
+            line, node = mark[0] + 1, node[part]
+        except (KeyError, IndexError, TypeError, AttributeError):
+            break
+    return line
+
+
+def _near(name: str, names: Any) -> str:
+    near = difflib.get_close_matches(name, list(names), n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(names)}"
