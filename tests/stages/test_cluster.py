@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -84,7 +85,7 @@ def test_random_graph_of_a_hundred_thousand() -> None:
         return x
 
     for members in groups.values():
-        for a, b in zip(members, members[1:], strict=False):
+        for a, b in pairwise(members):
             ra, rb = sorted((find(a), find(b)))
             slow[rb] = ra
     assert parent.tolist() == [find(i) for i in range(n)]

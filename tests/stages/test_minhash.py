@@ -334,7 +334,7 @@ def test_a_document_over_max_shingles_is_sampled_and_counted() -> None:
         texts = [" ".join(long), " ".join(copy), " ".join(words(rng, 5_000)), "short one"]
         signed = stage.sign(batch(texts))
         assert signed["shingles"].to_pylist() == [1_000, 1_000, 1_000, 1]
-        decisions, figures = stage.cluster([pa.Table.from_batches([signed])])
+        _, figures = stage.cluster([pa.Table.from_batches([signed])])
         assert figures["capped"] == 3
         assert figures["removed"] == 1
 
