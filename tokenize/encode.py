@@ -85,10 +85,10 @@ class Encoder:
         self.backend: Backend = backend
         self.message = ""  # why the fast path is not used; empty while it is
         self._parallel = parallel
-        self._plain = plain_tokenizer(tokenizer_json)
-        self._reference = Tokenizer.from_str(self._plain.decode())
-        self._describe(eos_token)
-        pieces = token_bytes(tokenizer_json)
+        config = _parse(tokenizer_json)
+        self._plain, self._reference = _without_specials(config)
+        self._describe(config, eos_token)
+        pieces = _token_bytes(config)
         self._pieces = None if pieces is None else Pieces(pieces)
         self._fast: Any = None
         self._since_recycled = 0  # bytes
@@ -97,21 +97,20 @@ class Encoder:
         else:
             self._load_fast()
 
-    def _describe(self, eos_token: str) -> None:
-        whole = Tokenizer.from_str(self.tokenizer_json.decode())
-        self.vocab_size = max(whole.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    def _describe(self, config: dict[str, Any], eos_token: str) -> None:
+        vocab = _vocabulary(config)
+        self.vocab_size = max(vocab.values(), default=-1) + 1
         self.dtype = dtype_for(self.vocab_size)
-        self.special_ids = special_tokens(self.tokenizer_json)
-        eos = whole.token_to_id(eos_token)
-        if eos is None:
+        self.special_ids = _special_tokens(config)
+        if eos_token not in vocab:
             known = ", ".join(repr(token) for token in self.special_ids) or "none"
             raise TokenError(
                 f"The tokenizer has no token {eos_token!r} to end a document with; its special tokens are: {known}. "
                 "Name one of them as eos_token."
             )
-        self.eos_token, self.eos_id = eos_token, int(eos)
+        self.eos_token, self.eos_id = eos_token, vocab[eos_token]
         self.special_ids.setdefault(eos_token, self.eos_id)
-        unknown = _unknown_id(orjson.loads(self.tokenizer_json)["model"])
+        unknown = _unknown_id(config["model"])
         self._reserved = np.zeros(self.vocab_size, bool)  # ids that no text may get
         self._reserved[[i for i in self.special_ids.values() if i != unknown]] = True
 
@@ -142,8 +141,14 @@ class Encoder:
         if not len(texts):
             return Encoded(np.zeros(0, self.dtype), np.zeros(0, np.int64))
         ids, lengths = self._encode_fast(texts) if self._fast is not None else self._encode_reference(texts)
-        self._check_ids(ids, lengths)
-        self._check_text(texts, ids, lengths)
+        row = 0 if self._pieces is None else self._pieces.first_difference(texts, ids, lengths)
+        if row >= 0:
+            self._check_ids(ids, lengths)
+        if row >= 0 and self._pieces is not None:
+            raise TokenError(
+                f"Document {row} of the batch, which begins {texts[row].as_py()[:80]!r}, does not decode to its text "
+                f"after {self.active} encoded it. Nothing was published. Please report the tokenizer and the text."
+            )
         return Encoded(ids.astype(self.dtype, copy=False), lengths)
 
     def _check_ids(self, ids: np.ndarray, lengths: np.ndarray) -> None:
@@ -160,15 +165,6 @@ class Encoder:
             raise TokenError(
                 f"Document {row} of the batch was encoded with the special token {name!r} (id {int(ids[at])}). "
                 "This tokenizer makes special tokens from ordinary text and cannot be used."
-            )
-
-    def _check_text(self, texts: pa.Array, ids: np.ndarray, lengths: np.ndarray) -> None:
-        """Raises TokenError when the ids of a byte-level tokenizer do not stand for the text, byte by byte."""
-        row = -1 if self._pieces is None else self._pieces.first_difference(texts, ids, lengths)
-        if row >= 0:
-            raise TokenError(
-                f"Document {row} of the batch, which begins {texts[row].as_py()[:80]!r}, does not decode to its text "
-                f"after {self.active} encoded it. Nothing was published. Please report the tokenizer and the text."
             )
 
     def _load_fast(self) -> bool:
@@ -235,8 +231,7 @@ class Encoder:
 
 def special_tokens(tokenizer_json: bytes) -> dict[str, int]:
     """Text of each special token -> id, in the order of ids."""
-    added = [token for token in orjson.loads(tokenizer_json).get("added_tokens") or [] if token["special"]]
-    return {token["content"]: int(token["id"]) for token in sorted(added, key=lambda token: token["id"])}
+    return _special_tokens(_parse(tokenizer_json))
 
 
 def plain_tokenizer(tokenizer_json: bytes) -> bytes:
@@ -245,38 +240,61 @@ def plain_tokenizer(tokenizer_json: bytes) -> bytes:
     Truncation, padding and templates go as well. Ids of all other tokens stay what they were. Raises TokenError when
     the bytes are not a tokenizer.json.
     """
+    return _without_specials(_parse(tokenizer_json))[0]
+
+
+def _parse(tokenizer_json: bytes) -> dict[str, Any]:
     try:
         config = orjson.loads(tokenizer_json)
-        Tokenizer.from_str(tokenizer_json.decode())
-        model = config["model"]
+    except ValueError as error:
+        raise TokenError(f"Not a tokenizer.json that `tokenizers` can read: {error}") from error
+    if not isinstance(config, dict) or "model" not in config:
+        raise TokenError("Not a tokenizer.json that `tokenizers` can read: it has no model.")
+    return config
+
+
+def _load(plain: bytes) -> Tokenizer:
+    try:
+        return Tokenizer.from_str(plain.decode())
     except Exception as error:  # tokenizers raises plain Exception
         raise TokenError(f"Not a tokenizer.json that `tokenizers` can read: {error}") from error
-    config |= {"truncation": None, "padding": None, "post_processor": None}
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, int]:
+    added = [token for token in config.get("added_tokens") or [] if token["special"]]
+    return {token["content"]: int(token["id"]) for token in sorted(added, key=lambda token: token["id"])}
+
+
+def _vocabulary(config: dict[str, Any]) -> dict[str, int]:
+    """Every token -> id, special and added ones included."""
+    pieces = config["model"]["vocab"]
+    vocab = dict(pieces) if isinstance(pieces, dict) else {piece: i for i, (piece, _) in enumerate(pieces)}
+    return vocab | {token["content"]: int(token["id"]) for token in config.get("added_tokens") or []}
+
+
+def _without_specials(config: dict[str, Any]) -> tuple[bytes, Tokenizer]:
+    """See `plain_tokenizer`; the bytes and what `tokenizers` makes of them."""
+    model = dict(config["model"])
     special = {token["content"] for token in config.get("added_tokens") or [] if token["special"]}
     # Byte-level BPE reaches a token through merges only, so a special token in its vocabulary is out of reach.
     # Other models look pieces up, so the piece gets a name that no text can have (NUL is not text).
     if model.get("type") != "BPE" or model.get("ignore_merges"):
         _rename_pieces(model, special - {model.get("unk_token")})
-    others = [token for token in config.get("added_tokens") or [] if not token["special"]]
-    plain = orjson.dumps(config | {"added_tokens": others})
-    if _keeps_ids(plain, others):
-        return plain
-    hidden = [
-        token | {"content": f"\0{token['content']}"} if token["special"] else token for token in config["added_tokens"]
-    ]
-    plain = orjson.dumps(config | {"added_tokens": hidden})
-    if not _keeps_ids(plain, others):
-        raise TokenError("The added tokens of this tokenizer cannot be told apart from its special tokens.")
-    return plain
-
-
-def _keeps_ids(plain: bytes, others: list[dict[str, Any]]) -> bool:
-    tokenizer = Tokenizer.from_str(plain.decode())
-    return all(tokenizer.token_to_id(token["content"]) == token["id"] for token in others)
+    base = config | {"truncation": None, "padding": None, "post_processor": None, "model": model}
+    added = config.get("added_tokens") or []
+    others = [token for token in added if not token["special"]]
+    hidden = [token | {"content": f"\0{token['content']}"} if token["special"] else token for token in added]
+    # `tokenizers` numbers added tokens in a row, so without the special ones the others may get wrong ids.
+    for tokens in (others, hidden):
+        plain = orjson.dumps(base | {"added_tokens": tokens})
+        tokenizer = _load(plain)
+        if all(tokenizer.token_to_id(token["content"]) == token["id"] for token in others):
+            return plain, tokenizer
+    raise TokenError("The added tokens of this tokenizer cannot be told apart from its special tokens.")
 
 
 def _rename_pieces(model: dict[str, Any], names: set[str]) -> None:
-    """Puts a NUL before the pieces named, in place. The unknown piece of a Unigram model keeps its name."""
+    """Puts a NUL before the pieces named, in the model given. The unknown piece of a Unigram model keeps its name."""
     vocab = model["vocab"]
     if isinstance(vocab, dict):
         model["vocab"] = {(f"\0{piece}" if piece in names else piece): i for piece, i in vocab.items()}
@@ -329,13 +347,16 @@ def token_byte_lengths(tokenizer_json: bytes) -> np.ndarray | None:
 
 def token_bytes(tokenizer_json: bytes) -> list[bytes] | None:
     """The bytes of text that each id stands for, empty for special tokens; None where there are no such bytes."""
-    config = orjson.loads(tokenizer_json)
+    return _token_bytes(_parse(tokenizer_json))
+
+
+def _token_bytes(config: dict[str, Any]) -> list[bytes] | None:
     if config.get("normalizer") is not None or (config.get("decoder") or {}).get("type") != "ByteLevel":
         return None
     adds_a_space = b'"add_prefix_space":true' in orjson.dumps(config.get("pre_tokenizer"))
     if config["model"].get("type") != "BPE" or adds_a_space:
         return None
-    special = special_tokens(tokenizer_json)
+    special = _special_tokens(config)
     others = [token for token in config.get("added_tokens") or [] if not token["special"]]
     if any(token["lstrip"] or token["rstrip"] for token in others):
         return None  # they swallow white space
