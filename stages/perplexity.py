@@ -1,0 +1,243 @@
+"""Perplexity of a document under a KenLM model: how surprising its text is, a piece on average.
+
+CCNet (Wenzek et al. 2020) scores a document under a model of its language's Wikipedia and sorts it into head, middle
+and tail by percentiles. Here the model is trained by the recipe (`models.KenLM`), the percentiles are those of a
+sample that the recipe names, stored beside the model, and training and scoring cut text into the same pieces
+(`kernels/normalise.py`).
+
+    perplexity = 10 ^ (-sum over lines of log10 p(line) / sum over lines of (pieces of the line + 1))
+
+The 1 is the end of the line, which the model predicts too. CCNet's code glues lines together before it scores, so that
+its sums see one line a document; lines are kept apart here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import Field, model_validator
+
+from gristmill.stages.documents import (
+    Batch,
+    Measure,
+    Result,
+    Rule,
+    Settings,
+    cut,
+    linear_edges,
+    log_edges,
+    with_columns,
+)
+from gristmill.stages.kernels.normalise import Pieces
+from gristmill.stages.kneser_ney import ModelError
+
+MODEL_FILE = "model.json"  # what a model is, and the percentiles of its sample
+ARPA_FILE = "lm.arpa"
+FORMAT = 1  # of model.json and of the pieces; raise it when either changes
+ANY_LANGUAGE = ""
+BUCKETS = ("head", "middle", "tail")
+NO_BUCKET = "all"  # CCNet's name for documents of a language without a model
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """A model, loaded, with the perplexities at percentiles 0, 1 ... 100 of its sample (empty where it had none)."""
+
+    model: Any  # kenlm.Model
+    percentiles: np.ndarray  # (101,) float64, ascending
+
+
+def score_lines(model: Any, pieces: Pieces) -> np.ndarray:
+    """log10 probability of each document's lines, summed -> (n,) float64; 0 for a document without pieces."""
+    totals = np.zeros(len(pieces))
+    score = model.score
+    for i in range(len(pieces)):
+        document = pieces.document(i)
+        if document:
+            totals[i] = sum(map(score, document.split(b"\n")))
+    return totals
+
+
+def perplexity_of(log10_sums: np.ndarray, pieces: Pieces) -> np.ndarray:
+    """Perplexity of each document -> (n,) float64; NaN for a document without pieces."""
+    predicted = (pieces.pieces + pieces.lines).astype(np.float64)
+    predicted[predicted == 0] = np.nan
+    return 10.0 ** (-log10_sums / predicted)
+
+
+def load_arpa(path: str | Path) -> Any:
+    """A `kenlm.Model` of an ARPA or KenLM binary file. Raises ModelError where it cannot be read."""
+    import kenlm
+
+    config = kenlm.Config()
+    config.show_progress = False
+    config.arpa_complain = kenlm.ARPALoadComplain.NONE
+    try:
+        return kenlm.Model(str(path), config)
+    except OSError as error:
+        raise ModelError(f"{path}: KenLM cannot read this model: {error}") from error
+
+
+@lru_cache(maxsize=16)
+def load_models(folder: str) -> Mapping[str, LanguageModel]:
+    """The models of a folder, by language; ANY_LANGUAGE where there is one for all. Once a process and folder.
+
+    Raises ModelError for a folder that is missing, incomplete, or of another format.
+    """
+    description = read_description(folder, "kenlm")
+    models = {}
+    for language, entry in description["languages"].items():
+        model = load_arpa(Path(folder) / entry["file"])
+        models[language] = LanguageModel(model, np.asarray(entry["percentiles"], np.float64))
+    return models
+
+
+def read_description(folder: str, kind: str) -> dict[str, Any]:
+    """model.json of a folder. Raises ModelError where it is missing, of another kind or of another format."""
+    path = Path(folder) / MODEL_FILE
+    try:
+        description = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise ModelError(
+            f"{path} does not exist. A stage names a model that was not trained: name it under `models:` in the "
+            "recipe, or give the folder of one that was."
+        ) from error
+    except ValueError as error:
+        raise ModelError(f"{path} cannot be read: {error}. Delete the folder and train the model again.") from error
+    if description.get("kind") != kind:
+        raise ModelError(f"{path}: a {kind} model is needed; this is a model of kind {description.get('kind')}.")
+    if description.get("format") != FORMAT:
+        raise ModelError(
+            f"{path} has format {description.get('format')}, this version reads format {FORMAT}: text would not be cut "
+            "as the model was trained. Delete the folder and train the model again."
+        )
+    return dict(description)
+
+
+class Perplexity(Settings):
+    """Measures perplexity; keeps what lies within the limits, or in the buckets named.
+
+    A document whose language has no model keeps null measures and the bucket `all`, and stays, as in CCNet. One
+    without a single piece has no perplexity, and fails any limit.
+    """
+
+    name: ClassVar[str] = "perplexity"
+    version: ClassVar[int] = 1
+    needs: ClassVar[tuple[str, ...]] = ("text",)
+    adds: ClassVar[Mapping[str, pa.DataType]] = {
+        "perplexity.perplexity": pa.float64(),
+        "perplexity.percentile": pa.float64(),  # place among the sample's documents, 0 (least surprising) to 100
+        "perplexity.bucket": pa.string(),
+    }
+    measures: ClassVar[tuple[Measure, ...]] = (
+        Measure("perplexity.perplexity", "1", log_edges(1, 1e6, 60)),
+        Measure("perplexity.percentile", "percent of the sample", linear_edges(0, 100)),
+    )
+
+    model: str  # folder that `models.KenLM` wrote, or the name of a model of the recipe
+    min_perplexity: float | None = Field(None, gt=0)
+    max_perplexity: float | None = Field(None, gt=0)
+    keep: tuple[Literal["head", "middle", "tail"], ...] | None = None
+    head_percentile: float = Field(30, gt=0, lt=100)  # cc_net/perplexity.py; the paper speaks of thirds
+    middle_percentile: float = Field(60, gt=0, lt=100)
+
+    @model_validator(mode="after")
+    def _check(self) -> Perplexity:
+        if self.head_percentile >= self.middle_percentile:
+            raise ValueError(
+                f"`head_percentile` ({self.head_percentile}) must be below `middle_percentile` "
+                f"({self.middle_percentile})."
+            )
+        if self.keep is not None and set(self.keep) not in (
+            {"head"},
+            {"head", "middle"},
+            {"middle"},
+            {"middle", "tail"},
+            {"tail"},
+        ):
+            raise ValueError(f"`keep` must name one bucket or two neighbours of head, middle, tail; it is {self.keep}.")
+        return self
+
+    def rules(self) -> tuple[Rule, ...]:
+        published = "Wenzek et al. 2020 (CCNet), cc_net/perplexity.py"
+        rules = []
+        if self.min_perplexity is not None:
+            rules.append(Rule("perplexity_too_low", "perplexity.perplexity", at_least=self.min_perplexity))
+        if self.max_perplexity is not None:
+            rules.append(Rule("perplexity_too_high", "perplexity.perplexity", at_most=self.max_perplexity))
+        if self.keep is not None and "head" not in self.keep:
+            low = self.head_percentile if "middle" in self.keep else self.middle_percentile
+            above = float(np.nextafter(low, 100))  # the bucket below keeps its bound
+            rules.append(Rule("perplexity_percentile_too_low", "perplexity.percentile", above, None, published))
+        if self.keep is not None and "tail" not in self.keep:
+            high = self.middle_percentile if "middle" in self.keep else self.head_percentile
+            rules.append(Rule("perplexity_percentile_too_high", "perplexity.percentile", None, high, published))
+        return tuple(rules)
+
+    def __call__(self, batch: Batch) -> Result:
+        scored, has_model = self._score(batch)
+        fails = {rule.reason: rule.fails(_floats(scored.column(rule.column))) & has_model for rule in self.rules()}
+        return cut(scored, fails)
+
+    def _score(self, batch: Batch) -> tuple[Batch, np.ndarray]:
+        """The batch with its measures, and whether there is a model for each document."""
+        models = load_models(self.model)
+        rows = batch.num_rows
+        perplexity, percentile = np.full(rows, np.nan), np.full(rows, np.nan)
+        has_model = np.zeros(rows, bool)
+        for language, of_language in self._languages(batch, models).items():
+            entry = models[language]
+            if self.keep is not None and not len(entry.percentiles):
+                raise ModelError(
+                    f"{self.model}: the model was stored without percentiles, so `keep` cannot tell head from tail. "
+                    "Give it a `sample` and train it again."
+                )
+            at = np.flatnonzero(of_language)
+            pieces = Pieces(batch["text"] if len(at) == rows else batch["text"].take(pa.array(at)))
+            perplexity[at] = perplexity_of(score_lines(entry.model, pieces), pieces)
+            percentile[at] = percentile_of(perplexity[at], entry.percentiles)
+            has_model[at] = True
+        bucket = np.searchsorted([self.head_percentile, self.middle_percentile], percentile, side="left")
+        bucket = np.where(np.isnan(percentile), len(BUCKETS), bucket)
+        columns = {
+            "perplexity.perplexity": pa.array(perplexity, from_pandas=True),
+            "perplexity.percentile": pa.array(percentile, from_pandas=True),
+            "perplexity.bucket": pa.array((*BUCKETS, NO_BUCKET), pa.string()).take(pa.array(bucket)),
+        }
+        return with_columns(batch, columns), has_model
+
+    def _languages(self, batch: Batch, models: Mapping[str, LanguageModel]) -> dict[str, np.ndarray]:
+        """Which documents go to which model: language -> (n,) bool."""
+        if ANY_LANGUAGE in models:
+            return {ANY_LANGUAGE: np.ones(batch.num_rows, bool)}
+        if "language" not in batch.schema.names:
+            raise ModelError(
+                f"{self.model} holds a model for each of {', '.join(models)}, but the documents have no column "
+                "`language`. Put the stage `language` before `perplexity`."
+            )
+        languages = batch["language"]
+        found = {
+            language: pc.fill_null(pc.equal(languages, language), False).to_numpy(zero_copy_only=False)
+            for language in models
+        }
+        return {language: rows for language, rows in found.items() if rows.any()}
+
+
+def percentile_of(values: np.ndarray, percentiles: np.ndarray) -> np.ndarray:
+    """Place of values (n,) among percentiles (101,), 0 to 100, linear between; NaN for NaN or without percentiles."""
+    if not len(percentiles):
+        return np.full(len(values), np.nan)
+    places = np.interp(values, percentiles, np.linspace(0, 100, len(percentiles)))
+    return np.asarray(np.where(np.isnan(values), np.nan, places), np.float64)
+
+
+def _floats(values: pa.Array) -> np.ndarray:
+    return np.asarray(values.to_numpy(zero_copy_only=False), np.float64)
