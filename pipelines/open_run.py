@@ -368,12 +368,14 @@ class FunnelRow:
     tokens: int
     dropped: int  # documents, by rules
     failed: int  # documents, by errors
+    held_out: int  # documents that `tokenize` keeps apart from training; not lost, and not in `dropped`
     stage_share: float  # kept by the stage, of the documents that it read, 0 to 1
     kept_share: float  # left, of the documents of the input, 0 to 1
     seconds: float  # of workers, summed
 
 
 INPUT = "input"
+HELD_OUT = "holdout"  # the reason under which `tokenize` books held-out documents
 
 
 def funnel(run: Run, sources: bool = True) -> list[FunnelRow]:
@@ -405,7 +407,8 @@ def _row(stage: str, segment: str, source: str | None, left: Amount, book: Stage
         segment,
         source,
         **left.model_dump(),
-        dropped=sum(amount.documents for amount in book.dropped.values()),
+        dropped=sum(amount.documents for reason, amount in book.dropped.items() if reason != HELD_OUT),
+        held_out=book.dropped.get(HELD_OUT, Amount()).documents,
         failed=sum(amount.documents for amount in book.failed.values()),
         stage_share=share(book.kept.documents, book.read.documents),
         kept_share=share(left.documents, start.documents),

@@ -27,8 +27,8 @@ def tag(name: str, *children: object, **attributes: object) -> Markup:
         if value is not None
     )
     start = "".join(f' {key}="{escape(str(value))}"' for key, value in pairs)
-    inner = "".join(escape(child) for child in children)
-    return Markup(f"<{name}{start}>{inner}</{name}>")  # noqa: S704: names are ours, values are escaped
+    inner = "".join(escape(child) for child in children)  # Markup stays as it is; names are ours
+    return Markup(f"<{name}{start}>{inner}</{name}>")  # noqa: S704
 
 
 def number(value: float | int | None) -> str:
@@ -76,8 +76,8 @@ class Scale:
         """Round values inside the scale."""
         if self.log:
             first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
-            step = max(1, math.ceil((last - first + 1) / (count + 1)))
-            found = [10.0**power for power in range(first, last + 1, step)]
+            every = max(1, math.ceil((last - first + 1) / (count + 1)))
+            found = [10.0**power for power in range(first, last + 1, every)]
             if len(found) >= 2:
                 return found
         span = self.high - self.low
@@ -195,9 +195,7 @@ def curves(label: str, series: Mapping[str, Sequence[tuple[float, float]]], colo
     The highest values at the start are cut off, so that the ends can be told apart.
     """
     width, height, left = 760, 300, 48
-    points = {
-        name: [(x, y) for x, y in line if math.isfinite(x) and math.isfinite(y)] for name, line in series.items()
-    }
+    points = {name: [(x, y) for x, y in line if math.isfinite(x) and math.isfinite(y)] for name, line in series.items()}
     flat = [point for line in points.values() for point in line]
     if not flat:
         return tag("p", "No finite values.", class_="empty")
@@ -250,7 +248,9 @@ def intervals(label: str, rows: Sequence[Interval], colours: Mapping[str, int]) 
     """One line a row: its interval, its mean, its single values."""
     width, step, left = 760, 34, 190
     height = step * len(rows) + 34
-    known = [v for row in rows for v in (row.mean, row.low, row.high, *row.points) if v is not None and math.isfinite(v)]
+    known = [
+        v for row in rows for v in (row.mean, row.low, row.high, *row.points) if v is not None and math.isfinite(v)
+    ]
     if not known:
         return tag("p", "No finite values.", class_="empty")
     pad = (max(known) - min(known)) * 0.06 or 0.5
@@ -278,11 +278,11 @@ def columns(label: str, bars: Sequence[tuple[str, int]]) -> Markup:
     """Columns of counts on a logarithmic scale, with their names below."""
     width, height = 760, 200
     tallest = max((math.log10(1 + count) for _, count in bars), default=0) or 1
-    step = (width - 20) / max(1, len(bars))
+    step = min(96.0, (width - 20) / max(1, len(bars)))
     drawn = []
     for i, (name, count) in enumerate(bars):
         x, tall = 10 + i * step, (height - 50) * math.log10(1 + count) / tallest
-        thick = max(1.0, min(step - 4, 60))
+        thick = max(1.0, min(step - 4, 64))
         middle = round(x + 2 + thick / 2, 2)
         drawn.append(
             tag(

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from gristmill.pipelines.open_run import INPUT, TOKENS, FunnelRow, Run, funnel, share
+from gristmill.pipelines.open_run import HELD_OUT, INPUT, TOKENS, FunnelRow, Run, funnel, share
 from gristmill.pipelines.report.ablation import ablation
 from gristmill.pipelines.report.charts import bin_positions, value_scale
 from gristmill.pipelines.report.limits import StageRules, rules_of
@@ -24,7 +24,6 @@ from gristmill.stages.ledger import Amount, StageLedger
 TOP = 25  # domains, slow shards
 SHOWN_SHARDS = 200  # of token shards
 SHOWN_PROBLEMS = 100
-HELD_OUT = "holdout"  # a document held out by `tokenize` is not lost
 
 
 def page_data(run: Run, stages: Mapping[str, type]) -> dict[str, Any]:
@@ -39,7 +38,10 @@ def page_data(run: Run, stages: Mapping[str, type]) -> dict[str, Any]:
         "recipe": run.recipe_text,
         "versions": run.versions,
         "warnings": [*_warnings(run, rows), *problems],
-        "funnel": {"columns": [f.name for f in fields(FunnelRow)], "rows": [list(asdict(row).values()) for row in rows]},
+        "funnel": {
+            "columns": [f.name for f in fields(FunnelRow)],
+            "rows": [list(asdict(row).values()) for row in rows],
+        },
         "sources": list(run.sources),
         "reasons": _reasons(run),
         "measures": _measures(run, rules),
@@ -102,12 +104,16 @@ def _warnings(run: Run, rows: list[FunnelRow]) -> list[str]:
             part = share(lost, book.read.documents)
             out.append(f"Stage {label} dropped {part:.0%} of the {book.read.documents:,} documents that it read.")
         if failed:
-            out.append(f"Stage {label} could not read {failed:,} documents. See Operations for the first of them.")
+            out.append(f"Stage {label} failed on {_count(failed, 'document')}. See Operations for the first of them.")
     for source in run.sources:
         of_source = [row for row in rows if row.source == source]
         if of_source and of_source[0].documents and not of_source[-1].documents:
             out.append(f"Nothing of source {source} is left.")
     return out
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def _reasons(run: Run) -> list[dict[str, Any]]:
@@ -171,7 +177,7 @@ def _limits(found: StageRules | None, column: str, book: StageLedger) -> list[di
                     "key": found.key,
                     "applies_to": list(found.only),
                     "setting": setting.name if setting else None,
-                    "integer": setting.integer if setting else False,
+                    "values": answer.values(book.histograms[column].edges, integer=bool(setting and setting.integer)),
                     "breaks": book.counters.get(f"rule.{rule.reason}"),
                     "only": book.counters.get(f"only.{rule.reason}"),
                     "booked": book.dropped.get(rule.reason, Amount()).documents,
@@ -218,7 +224,12 @@ def _cluster(card: Mapping[str, Any]) -> dict[str, Any]:
         if not sizes and (found := _size_counts(figures[name])):
             sizes = found
             del figures[name]
-    return {"sizes": sizes, "figures": figures, "documents": card.get("documents"), "seconds": card.get("seconds")}
+    return {
+        "sizes": _coarse(sizes),
+        "figures": figures,
+        "documents": card.get("documents"),
+        "seconds": card.get("seconds"),
+    }
 
 
 def _size_counts(value: Any) -> list[tuple[str, int]]:
@@ -229,6 +240,21 @@ def _size_counts(value: Any) -> list[tuple[str, int]]:
         return []
     numbered = all(name.split("-")[0].rstrip("+").isdigit() for name, _ in out)
     return sorted(out, key=lambda p: int(p[0].split("-")[0].rstrip("+"))) if numbered else out
+
+
+def _coarse(sizes: list[tuple[str, int]], limit: int = 16) -> list[tuple[str, int]]:
+    """Many sizes in ranges that double: 2, 3-4, 5-8, ... Few, or named otherwise than by numbers, stay as they are."""
+    if len(sizes) <= limit or not all(name.isdigit() for name, _ in sizes):
+        return sizes
+    out: dict[int, int] = {}
+    for name, count in sizes:
+        power = max(0, int(name) - 1).bit_length()
+        out[power] = out.get(power, 0) + count
+    return [(_range((1 << power >> 1) + 1, 1 << power), count) for power, count in sorted(out.items())]
+
+
+def _range(low: int, high: int) -> str:
+    return f"{low:,}" if low >= high else f"{low:,}-{high:,}"
 
 
 def _tokens(run: Run) -> dict[str, Any]:
@@ -249,7 +275,9 @@ def _tokens(run: Run) -> dict[str, Any]:
     for entry in sums.values():
         entry["bytes_per_token"] = share(entry["bytes"], entry["tokens"])
     return {
-        "facts": {k: v for k, v in manifest.items() if k not in ("shards", "digest") and not isinstance(v, dict | list)},
+        "facts": {
+            k: v for k, v in manifest.items() if k not in ("shards", "digest") and not isinstance(v, dict | list)
+        },
         "special_ids": manifest.get("special_ids") or {},
         "sources": sorted(sums.values(), key=lambda e: (e["split"] != "train", -e["tokens"])),
         "total": sum(e["tokens"] for e in sums.values() if e["split"] == "train"),
@@ -294,8 +322,16 @@ def _operations(run: Run) -> dict[str, Any]:
         "stages": stages,
         "segments": segments,
         "slow": [
-            {"segment": s.segment, "shard": s.shard, "source": s.source, "input": s.input, "seconds": s.seconds,
-             "bytes": s.read_bytes, "mb_per_s": share(s.read_bytes, s.seconds) / 1e6, "host": s.host}
+            {
+                "segment": s.segment,
+                "shard": s.shard,
+                "source": s.source,
+                "input": s.input,
+                "seconds": s.seconds,
+                "bytes": s.read_bytes,
+                "mb_per_s": share(s.read_bytes, s.seconds) / 1e6,
+                "host": s.host,
+            }
             for s in slow
         ],
         "problems": [

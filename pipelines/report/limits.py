@@ -51,9 +51,8 @@ def rules_of(run: Run, stages: Mapping[str, type]) -> tuple[dict[str, StageRules
         try:
             stage = stages[key](**(use[key] or {}))
         except ValidationError as error:
-            problems.append(
-                f"The limits of stage {label} are not drawn: this version does not take its settings ({error.errors()[0]['msg']})."
-            )
+            why = error.errors()[0]["msg"]
+            problems.append(f"The limits of stage {label} are not drawn: this version refuses its settings ({why}).")
             continue
         rules = tuple(stage.rules())
         only = use.get("only") or ()

@@ -81,19 +81,20 @@
         return make(
           "div", { class: "step" },
           make("span", { class: "name" }, words(row.stage)),
-          bar([["kept", row.kept_share], ["dropped", lost]], row.stage),
+          bar([["kept", row.kept_share], [row.held_out ? "held" : "dropped", lost]], row.stage),
           make("span", { class: "amount" }, number(row.documents)),
         );
       }),
     );
     $("funnel-table").tBodies[0].replaceChildren(
       ...rows.map((row, i) => {
+        const held = row.held_out ? make("span", { class: "chip" }, "+ " + number(row.held_out) + " held out") : "";
         const cells = [
-          number(row.documents), i ? number(row.dropped) : "", i ? number(row.failed) : "",
+          number(row.documents), i ? [number(row.dropped), " ", held] : "", i ? number(row.failed) : "",
           i ? percent(row.stage_share) : "", percent(row.kept_share), number(row.chars), number(row.bytes),
           row.tokens ? number(row.tokens) : "",
         ];
-        return make("tr", null, make("th", { scope: "row" }, words(row.stage)), ...cells.map((text) => make("td", { class: "num" }, text)));
+        return make("tr", null, make("th", { scope: "row" }, words(row.stage)), ...cells.map((cell) => make("td", { class: "num" }, ...[cell].flat())));
       }),
     );
   }
@@ -110,15 +111,6 @@
     });
   });
 
-  // The value to write into the recipe. Whole numbers where the setting takes no others: a bin's border that is no
-  // whole number, and an upper limit, which is answered for the values below it.
-  function setting(limit, at) {
-    const value = limit.limits[at];
-    if (at === limit.now_at) return value;
-    if (!limit.integer) return Number(value.toPrecision(6));
-    return limit.side === "at_least" ? Math.ceil(value) : Math.ceil(value) - 1;
-  }
-
   function yaml(limit, value) {
     if (!limit.setting) return "# This limit is not a single number of the recipe. Change it in stage " + limit.key + ".";
     const only = limit.applies_to.length ? "\n    only: [" + limit.applies_to.join(", ") + "]" : "";
@@ -126,6 +118,7 @@
   }
 
   function answer(measure, limit, at) {
+    if (at === limit.now_at) return "keeps " + number(limit.low[at]) + " documents, as it is";
     const low = limit.low[at], high = limit.high[at], now = limit.low[limit.now_at];
     const change = (count) => (count >= now ? "+" : "−") + number(Math.abs(count - now));
     const share = (count) => (now ? " (" + (count >= now ? "+" : "−") + percent(Math.abs(count - now) / now) + ")" : "");
@@ -139,7 +132,7 @@
     const slider = element.querySelector("input");
     const line = element.closest(".panel").querySelector(".try");
     const show = () => {
-      const at = Number(slider.value), moved = at !== limit.now_at, value = setting(limit, at);
+      const at = Number(slider.value), moved = at !== limit.now_at, value = limit.values[at];
       element.querySelector(".now").textContent = number(value);
       element.querySelector(".answer").textContent = answer(measure, limit, at);
       const code = element.querySelector(".yaml");

@@ -301,6 +301,8 @@ class FakeRun:
         measures = [n for n in batch.schema.names if "." in n or n == "language_score"]
         numbers = pa.array(range(batch.num_rows), pa.int64())
         text = pc.if_else(pc.less(numbers, self.sampled_text), batch["text"], pa.scalar(None, pa.string()))
+        rows = batch.num_rows
+        language = batch["language"] if "language" in batch.schema.names else pa.nulls(rows, pa.string())
         columns = {
             "doc_id": batch["doc_id"],
             "source": batch["source"],
@@ -309,6 +311,7 @@ class FakeRun:
             "reasons": batch["reasons"],
             "chars": pc.utf8_length(batch["text"]).cast(pa.int64()),
             "bytes": pc.binary_length(batch["text"]).cast(pa.int64()),
+            "language": language,
             **{name: batch[name].cast(pa.float64()) for name in measures},
             "text": text,
         }
