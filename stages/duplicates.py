@@ -98,14 +98,28 @@ def row_starts(tables: Sequence[pa.Table]) -> np.ndarray:
     if starts[-1] > cluster.MAX_ROWS:
         raise ClusterError(f"{starts[-1]:,} documents are more than one clustering can hold ({cluster.MAX_ROWS:,}).")
     for number, table in enumerate(tables):
-        if table.num_rows and pc.count_distinct(table["doc_id"], mode="all").as_py() != table.num_rows:
+        if _maybe_twice(table["doc_id"]):
             counts = pc.value_counts(table["doc_id"].combine_chunks())
             twice = counts.filter(pc.greater(counts.field("counts"), 1)).field("values").to_pylist()
+            if not twice:
+                continue  # two ids with one hash
             raise ClusterError(
                 f"Shard {number} has {len(twice):,} doc_ids more than once, for example {sorted(twice)[:EXAMPLES]}. "
                 "A decision could not say which of the documents it means. Read the shard with ids that differ."
             )
     return starts
+
+
+def _maybe_twice(ids: pa.ChunkedArray) -> bool:
+    """False where no two ids are equal. By sorted hashes: a tenth of the time of counting strings."""
+    hashes = np.empty((len(ids), 2), np.uint64)
+    row = 0
+    for chunk in ids.chunks:
+        offsets, data = string_views(chunk)
+        hashing.hash_raw(offsets, data, hashes[row : row + len(chunk)])
+        row += len(chunk)
+    ordered = np.sort(hashes[:, 0])
+    return bool((ordered[1:] == ordered[:-1]).any())
 
 
 def chunks(tables: Sequence[pa.Table], name: str) -> Iterator[tuple[int, np.ndarray]]:
@@ -137,13 +151,19 @@ def salts(tables: Sequence[pa.Table], scope: Scope) -> np.ndarray:
     return np.concatenate(parts)
 
 
+def _bounds(members: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Where the members of each table begin among all members, ascending uint32: (tables + 1,) int64."""
+    return np.searchsorted(members, starts.astype(np.uint32))  # one type on both sides, else members are copied
+
+
 def _filtered(tables: Sequence[pa.Table], starts: np.ndarray, members: np.ndarray, name: str) -> pa.ChunkedArray:
     """The values of a column at some rows. members (m,) uint32, ascending."""
     parts = []
+    bounds = _bounds(members, starts)
     for i, table in enumerate(tables):
-        low, high = np.searchsorted(members, starts[i : i + 2])
-        if high > low:
-            parts.append(table[name].take(pa.array(members[low:high].astype(np.int64) - starts[i])).combine_chunks())
+        rows = members[bounds[i] : bounds[i + 1]]
+        if len(rows):
+            parts.append(table[name].take(pa.array(rows.astype(np.int64) - starts[i])).combine_chunks())
     kind = tables[0][name].type if tables else pa.string()
     return pa.chunked_array(parts, kind)
 
@@ -192,14 +212,15 @@ def decide(
     members, sizes = members_of(keepers)
     heads = members[keepers[members] == members]
     head_ids = _filtered(tables, starts, heads, "doc_id").cast(pa.large_string()).combine_chunks()
+    bounds = _bounds(members, starts)
     out = []
-    for table, low, high in zip(tables, starts[:-1], starts[1:], strict=True):
-        rows = members[slice(*np.searchsorted(members, [low, high]))]
+    for i, table in enumerate(tables):
+        rows = members[bounds[i] : bounds[i + 1]]
         kept = pa.array(keepers[rows] == rows)
         out.append(
             pa.table(
                 {
-                    "doc_id": table["doc_id"].take(pa.array(rows.astype(np.int64) - low)).cast(pa.string()),
+                    "doc_id": table["doc_id"].take(pa.array(rows.astype(np.int64) - starts[i])).cast(pa.string()),
                     "reason": pc.if_else(kept, pa.scalar(None, pa.string()), pa.scalar(reason)),
                     names[0]: head_ids.take(pa.array(np.searchsorted(heads, keepers[rows]))).cast(pa.string()),
                     names[1]: pa.array(sizes[keepers[rows]].astype(np.float64)),

@@ -94,9 +94,7 @@ def union_equal(
     keys = np.empty(len(low), np.uint64)
     everything = (np.uint64(0), np.uint64(2**64 - 1))
     found = cluster.select(low, comparable, salts, *everything, keys, rows, 0, 0)
-    keys, rows = cluster.radix_sort(
-        keys[:found], rows[:found], np.empty(found, np.uint64), np.empty(found, np.uint32), 20
-    )
+    keys, rows = cluster.radix_sort(keys[:found], rows[:found], np.empty(found, np.uint64), np.empty(found, np.uint32))
     if found == 0:
         return
     # Within a run of equal lower halves, equal upper halves: nearly always one value, so the sort is of short runs.

@@ -161,7 +161,7 @@ class MinHash(Settings):
             for low, high in pairwise(edges):
                 buffers, found = _gather(tables, band_name(band), alive, salts, (low, high - 1), buffers)
                 k, r, spare_k, spare_r = (buffer[:found] for buffer in buffers)
-                keys, rows = cluster.radix_sort(k, r, spare_k, spare_r, 20)
+                keys, rows = cluster.radix_sort(k, r, spare_k, spare_r)
                 if self.verify == "none":
                     joined += cluster.union_runs(keys, rows, parent)
                     continue

@@ -19,6 +19,8 @@ from gristmill.stages.kernels.buffers import load8, mix64
 MAX_ROWS = 2**32 - 2
 PAIRS = 256  # documents of one run that each document is compared with, at most
 _DIGIT_BITS = 11
+_BUCKET = 4_096  # keys: with their rows and copies they fit into a second-level cache
+_FEW = 24  # keys that insertion sorts sooner than two passes
 
 
 def _load_at(bits: int) -> Any:
@@ -80,42 +82,72 @@ def select(keys, alive, salts, low, high, out, rows, filled, first_row):  # type
     return filled
 
 
-@njit(nogil=True, cache=True)
-def radix_sort(keys, rows, spare_keys, spare_rows, low_bit):  # type: ignore[no-untyped-def]
-    """Sorts keys and rows by key; equal keys keep their order -> the sorted pair, in the arrays given or the spares.
+@njit(inline="always")
+def _scatter(keys, rows, out_keys, out_rows, start, end, shift, mask, begin):  # type: ignore[no-untyped-def]
+    """A stable pass over start:end by the digit above `shift`. begin (mask + 2,) int64 is left at the digits' ends."""
+    begin[: mask + 2] = 0
+    for i in range(start, end):
+        begin[int64(keys[i] >> uint64(shift)) & mask] += 1
+    total = start
+    for d in range(mask + 1):
+        count = begin[d]
+        begin[d] = total
+        total += count
+    for i in range(start, end):
+        d = int64(keys[i] >> uint64(shift)) & mask
+        j = begin[d]
+        begin[d] = j + 1
+        out_keys[j] = keys[i]
+        out_rows[j] = rows[i]
 
-    Least significant digit first over bits low_bit to 63, then insertion within equal upper bits. low_bit > 0 saves
-    passes: of n random keys about n^2 / 2^(65 - low_bit) pairs share their upper bits.
+
+@njit(nogil=True, cache=True)
+def radix_sort(keys, rows, spare_keys, spare_rows):  # type: ignore[no-untyped-def]
+    """Sorts keys and rows by key; equal keys keep their order -> the sorted pair, in the spares.
+
+    Made for hashes: one pass by the highest bits in which keys differ makes buckets that fit into a cache, two passes
+    sort a bucket by the next 22 bits, insertion does the rest. Of n random keys that is about n / 2^11 pairs.
     """
     n = keys.shape[0]
-    size = 1 << _DIGIT_BITS
-    mask = uint64(size - 1)
-    shift = low_bit
-    while shift < 64:
-        begin = np.zeros(size + 1, np.int64)
-        for i in range(n):
-            begin[int64((keys[i] >> uint64(shift)) & mask) + 1] += 1
-        for d in range(size):
-            begin[d + 1] += begin[d]
-        for i in range(n):
-            d = int64((keys[i] >> uint64(shift)) & mask)
-            j = begin[d]
-            begin[d] = j + 1
-            spare_keys[j] = keys[i]
-            spare_rows[j] = rows[i]
-        keys, spare_keys = spare_keys, keys
-        rows, spare_rows = spare_rows, rows
-        shift += _DIGIT_BITS
-    for i in range(1, n):
-        key, row = keys[i], rows[i]
-        j = i
-        while j > 0 and keys[j - 1] > key:
-            keys[j] = keys[j - 1]
-            rows[j] = rows[j - 1]
-            j -= 1
-        keys[j] = key
-        rows[j] = row
-    return keys, rows
+    smallest = uint64(0xFFFFFFFFFFFFFFFF)
+    largest = uint64(0)
+    for i in range(n):
+        smallest = min(smallest, keys[i])
+        largest = max(largest, keys[i])
+    high = 0  # keys differ below this bit only
+    while high < 64 and (smallest ^ largest) >> uint64(high) != 0:
+        high += 1
+    top = 0
+    while top < min(_DIGIT_BITS, high) and (n >> top) > _BUCKET:
+        top += 1
+    digit = (1 << _DIGIT_BITS) - 1
+    bounds = np.empty((1 << top) + 1, np.int64)
+    begin = np.empty(digit + 2, np.int64)
+    _scatter(keys, rows, spare_keys, spare_rows, 0, n, high - top, (1 << top) - 1, bounds)
+    start = int64(0)
+    for bucket in range(1 << top):
+        end = bounds[bucket]
+        middle = high - top
+        if end - start > _FEW:
+            for k in range(2):
+                low = max(0, middle - 2 * _DIGIT_BITS) + k * _DIGIT_BITS
+                mask = min(digit, (1 << max(0, middle - low)) - 1)
+                low = min(low, 63)
+                if k == 0:
+                    _scatter(spare_keys, spare_rows, keys, rows, start, end, low, mask, begin)
+                else:
+                    _scatter(keys, rows, spare_keys, spare_rows, start, end, low, mask, begin)
+        for i in range(start + 1, end):
+            key, row = spare_keys[i], spare_rows[i]
+            j = i
+            while j > start and spare_keys[j - 1] > key:
+                spare_keys[j] = spare_keys[j - 1]
+                spare_rows[j] = spare_rows[j - 1]
+                j -= 1
+            spare_keys[j] = key
+            spare_rows[j] = row
+        start = end
+    return spare_keys, spare_rows
 
 
 @njit(inline="always")
@@ -305,7 +337,7 @@ def warm() -> None:
     alive, ranks, ties = np.ones(2, bool), np.zeros(2), np.zeros(2, np.uint8)
     limits = np.array([0, 2**64 - 1], np.uint64)
     select(keys, alive, keys, limits[0], limits[1], np.empty(2, np.uint64), np.empty(2, np.uint32), 0, 0)
-    radix_sort(keys, rows, np.empty_like(keys), np.empty_like(rows), 20)
+    radix_sort(keys, rows, np.empty_like(keys), np.empty_like(rows))
     union_runs(keys, rows, parent.copy())
     signatures = pa.FixedSizeListArray.from_arrays(pa.array([1, 2, 1, 2], pa.uint32()), 2)
     at, counts = addresses(pa.chunked_array([signatures]))

@@ -28,28 +28,42 @@ def components(count: int, edges: list[tuple[int, int]]) -> list[int]:
     return label
 
 
-def sort(keys: np.ndarray, low_bit: int = 20) -> tuple[np.ndarray, np.ndarray]:
+def sort(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     rows = np.arange(len(keys), dtype=np.uint32)
-    return cluster.radix_sort(keys.copy(), rows, np.empty_like(keys), np.empty_like(rows), low_bit)
+    return cluster.radix_sort(keys.copy(), rows, np.empty_like(keys), np.empty_like(rows))
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.one_of(st.integers(0, 2**64 - 1), st.integers(0, 5), st.integers(2**63, 2**63 + 9)), max_size=60))
 def test_radix_sort_is_a_stable_sort(values: list[int]) -> None:
     keys = np.array(values, np.uint64)
-    for low_bit in (0, 20, 53):
-        by_key, rows = sort(keys, low_bit)
-        order = np.argsort(keys, kind="stable")
-        assert rows.tolist() == order.tolist()
-        assert by_key.tolist() == keys[order].tolist()
+    by_key, rows = sort(keys)
+    order = np.argsort(keys, kind="stable")
+    assert rows.tolist() == order.tolist()
+    assert by_key.tolist() == keys[order].tolist()
+
+
+@pytest.mark.parametrize("distinct", [1, 2, 1_000, 10**9])
+@pytest.mark.parametrize("bits", [3, 11, 22, 25, 33, 40, 64])
+def test_radix_sort_of_many(distinct: int, bits: int) -> None:
+    """Keys that differ in few bits, in the lowest bits, with many repeats, in several buckets."""
+    rng = np.random.default_rng(bits)
+    pool = rng.integers(0, 2**bits, min(distinct, 50_000), dtype=np.uint64) | np.uint64(5 << 40)
+    keys = pool[rng.integers(0, len(pool), 50_000)]
+    by_key, rows = sort(keys)
+    order = np.argsort(keys, kind="stable")
+    assert np.array_equal(rows, order)
+    assert np.array_equal(by_key, keys[order])
 
 
 def test_keys_that_share_their_upper_bits_are_not_mixed() -> None:
     """5, 6, 5 agree in all bits that the passes look at: without the last step the fives would stay apart."""
-    keys, rows = sort(np.array([5, 6, 5], np.uint64), 20)
-    parent = np.arange(3, dtype=np.uint32)
-    assert cluster.union_runs(keys, rows, parent) == 1
-    assert parent.tolist() == [0, 1, 0]
+    values = np.array([5, 6, 5] * 20 + [2**63], np.uint64)
+    keys, rows = sort(values)
+    parent = np.arange(61, dtype=np.uint32)
+    assert cluster.union_runs(keys, rows, parent) == 39 + 19
+    cluster.flatten(parent)
+    assert parent.tolist() == [0, 1, 0] * 20 + [60]
 
 
 @settings(max_examples=100, deadline=None)
