@@ -1,4 +1,4 @@
-"""Mixtures and ablations, as far as the run has them: loss curves, scores, ranking.
+"""Mixtures and ablations, as far as the run has them: what was trained on, loss curves, scores, ranking.
 
 What the trainer wrote is read with every key optional: an ablation that is still running has curves and no ranking.
 """
@@ -6,13 +6,15 @@ What the trainer wrote is read with every key optional: an ablation that is stil
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
-from gristmill.pipelines.open_run import Run
+from gristmill.pipelines.open_run import Run, share
 from gristmill.pipelines.report.charts import thin
 
 RUN_NAME = re.compile(r"(?P<mixture>.+)-seed(?P<seed>\d+)")
+STRETCHES = 48  # of a training run, in the picture of what it was trained on
 
 
 def ablation(run: Run) -> dict[str, Any]:
@@ -20,7 +22,72 @@ def ablation(run: Run) -> dict[str, Any]:
     ranking, training = run.ranking, run.training()
     if not ranking and not training:
         return {}
-    return {"curves": {name: _curve(name, steps) for name, steps in training.items()}, "ranking": ranking}
+    curves = {name: _curve(name, steps) for name, steps in training.items()}
+    mixtures = [_mixture(row, ranking) for row in _dicts(ranking.get("mixtures"))]
+    named = [*(row["mixture"] for row in mixtures), *(curve["mixture"] for curve in curves.values())]
+    diets = _diets(training, curves)
+    tokens = [row["tokens"] for row in mixtures]
+    return {
+        "metric": ranking.get("metric") or "score",
+        "confidence": ranking.get("confidence"),
+        "budget_tokens": ranking.get("budget_tokens"),
+        "noise": ranking.get("noise"),
+        "verdict": _verdict(mixtures),
+        "names": list(dict.fromkeys(named)),
+        "sources": sorted({s for row in [*tokens, *(d["shares"] for d in diets)] for s in row}),
+        "mixtures": mixtures,
+        "pairs": _dicts(ranking.get("pairs")),
+        "runs": [{k: v for k, v in row.items() if k not in ("tokens", "bits_per_byte")} for row in _runs(ranking)],
+        "notes": [str(note) for note in ranking.get("notes") or []],
+        "diets": diets,
+        "curves": curves,
+    }
+
+
+def colours(names: Iterable[str]) -> dict[str, int]:
+    """A number for each name, in order."""
+    return {name: i for i, name in enumerate(dict.fromkeys(names))}
+
+
+def _runs(ranking: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return _dicts(ranking.get("runs"))
+
+
+def _mixture(row: Mapping[str, Any], ranking: Mapping[str, Any]) -> dict[str, Any]:
+    name = str(row.get("mixture"))
+    own = [r for r in _runs(ranking) if r.get("mixture") == name and _is_number(r.get("score"))]
+    counted = row.get("seeds")
+    tokens = {str(k): v for k, v in (row.get("tokens") or {}).items() if _is_number(v)}
+    total = sum(tokens.values())
+    return {
+        "mixture": name,
+        "rank": row.get("rank"),
+        "tied_with_best": bool(row.get("tied_with_best")),
+        "score": _range(row.get("score")),
+        "documents": _range(row.get("documents")),
+        "sources": {str(k): _range(v) for k, v in (row.get("sources") or {}).items()},
+        "tokens": tokens,
+        "shares": {k: share(v, total) for k, v in tokens.items()},
+        "points": [r["score"] for r in own if counted is None or r.get("seed") in counted],
+    }
+
+
+def _range(value: Any) -> dict[str, float | None]:
+    found = value if isinstance(value, dict) else {"mean": value}
+    return {key: found.get(key) if _is_number(found.get(key)) else None for key in ("mean", "low", "high")}
+
+
+def _verdict(mixtures: Sequence[Mapping[str, Any]]) -> str:
+    """Who is best, in a sentence that does not claim more than the tests do."""
+    if not mixtures:
+        return ""
+    best, *others = sorted(mixtures, key=lambda m: (m["rank"] is None, m["rank"] or 0))
+    tied = [m["mixture"] for m in others if m["tied_with_best"]]
+    if not others:
+        return f"Only {best['mixture']} was scored: there is nothing to compare it with."
+    if not tied:
+        return f"Best: {best['mixture']}. The tests tell it apart from every other mixture."
+    return f"Best mean: {best['mixture']}. It cannot be told apart from {', '.join(tied)}."
 
 
 def _curve(name: str, steps: list[dict[str, Any]]) -> dict[str, Any]:
@@ -31,24 +98,60 @@ def _curve(name: str, steps: list[dict[str, Any]]) -> dict[str, Any]:
         for step in steps
         if _is_number(step.get(axis)) and _is_number(step.get("loss"))
     ]
-    last = steps[-1]
+    rates = [float(step["lr"]) for step in steps if _is_number(step.get("lr"))]
+    speeds = sorted(float(step["tokens_per_s"]) for step in steps if _is_number(step.get("tokens_per_s")))
     return {
         "mixture": found["mixture"] if found else name,
         "seed": int(found["seed"]) if found else None,
         "axis": axis,
         "points": thin(points),
         "steps": len(steps),
-        "last": {k: v for k, v in last.items() if _is_number(v)},
+        "last_loss": points[-1][1] if points else None,
+        "highest_rate": max(rates, default=None),
+        "tokens_per_s": speeds[len(speeds) // 2] if speeds else None,
+        "skipped": sum(bool(step.get("skipped")) for step in steps),
     }
+
+
+def _diets(
+    training: Mapping[str, list[dict[str, Any]]], curves: Mapping[str, Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """For the first run of each mixture: the share of each source in every stretch of the training.
+
+    `sources` of a step is what was consumed so far, so a stretch is a difference.
+    """
+    out: dict[str, dict[str, Any]] = {}
+    for name, steps in training.items():
+        mixture = curves[name]["mixture"]
+        eaten = [(step["tokens"], step["sources"]) for step in steps if _is_diet(step)]
+        if mixture in out or len(eaten) < 2:
+            continue
+        names = sorted({source for _, so_far in eaten for source in so_far})
+        marks = [(0, dict.fromkeys(names, 0))]
+        marks += [
+            eaten[(i + 1) * len(eaten) // STRETCHES - 1] for i in range(STRETCHES) if (i + 1) * len(eaten) >= STRETCHES
+        ]
+        shares: dict[str, list[float]] = {source: [] for source in names}
+        ends = []
+        for (before, old), (after, new) in pairwise(marks):
+            total = sum(new.values()) - sum(old.values())
+            if after <= before or total <= 0:
+                continue
+            ends.append(after)
+            for source in names:
+                shares[source].append(share(new.get(source, 0) - old.get(source, 0), total))
+        out[mixture] = {"mixture": mixture, "ends": ends, "shares": shares}
+    return list(out.values())
+
+
+def _is_diet(step: Mapping[str, Any]) -> bool:
+    sources = step.get("sources")
+    return _is_number(step.get("tokens")) and isinstance(sources, dict) and all(map(_is_number, sources.values()))
+
+
+def _dicts(value: Any) -> list[dict[str, Any]]:
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def colours(names: Mapping[str, Any] | list[str]) -> dict[str, int]:
-    """A number for each name, in order; names of the same mixture get the same one."""
-    out: dict[str, int] = {}
-    for name in names:
-        out.setdefault(name, len(out))
-    return out

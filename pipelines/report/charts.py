@@ -2,7 +2,7 @@
 
 Bokeh would be the obvious choice and was weighed: its scripts alone are 4 to 5 MB of the 6 MB that a page may have, its
 callbacks need `unsafe-eval`, which would open the page's content policy, and its canvases follow neither dark mode
-nor a screen reader. These four charts are what the page needs.
+nor a screen reader. These few charts are what the page needs.
 
 All functions give `Markup`; every text that goes in is escaped. Colours come from classes, so the page decides them.
 """
@@ -219,6 +219,34 @@ def curves(label: str, series: Mapping[str, Sequence[tuple[float, float]]], colo
         lines.append(tag("path", tag("title", name), d=path, class_=f"line c{colours.get(name, 0) % 8}"))
     return tag(
         "svg", tag("title", label), *grid, *lines, viewBox=f"0 0 {width} {height}", role="img", class_="plot wide"
+    )
+
+
+def areas(
+    label: str, ends: Sequence[float], shares: Mapping[str, Sequence[float]], colours: Mapping[str, int]
+) -> Markup:
+    """Shares stacked to 1 over stretches. ends (n,): where each stretch ends, the first begins at 0; shares (n,)."""
+    if not ends:
+        return tag("p", "Too few steps.", class_="empty")
+    width, height = PLOT_WIDTH, PLOT_HEIGHT
+    scale = Scale(0, ends[-1], LEFT, width - RIGHT)
+    top, bottom = 4, height - BOTTOM
+    drawn = []
+    for i, end in enumerate(ends):
+        left, right, at = scale(ends[i - 1] if i else 0), scale(end), 0.0
+        for name, values in shares.items():
+            tall = values[i] * (bottom - top)
+            if tall > 0:
+                y = round(bottom - at - tall, 2)
+                shade = f"fill c{colours.get(name, 0) % 8}"
+                size = {"x": left, "width": round(right - left, 2), "y": y, "height": round(tall, 2)}
+                drawn.append(tag("rect", tag("title", f"{name}: {values[i]:.1%}"), **size, class_=shade))
+            at += tall
+    ticks = [
+        tag("text", short(t), x=scale(t), y=height - 7, text_anchor="middle", class_="tick") for t in scale.ticks(4)
+    ]
+    return tag(
+        "svg", tag("title", label), *drawn, *ticks, viewBox=f"0 0 {width} {height}", role="img", class_="plot areas"
     )
 
 

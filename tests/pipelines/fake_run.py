@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import orjson
@@ -384,34 +384,96 @@ def _tokens(folder: Path, batches: list[Batch]) -> None:
 
 
 def _ablation(folder: Path) -> None:
+    """Three mixtures, three seeds; the keys of `trainer/ranking.py`."""
     rng = np.random.default_rng(3)
-    runs = []
+    weights = {"uniform": (1, 1, 1), "curriculum": (1, 2, 3), "docs_heavy": (8, 1, 1)}
+    runs: list[dict[str, Any]] = []
     for mixture, base in (("uniform", 1.62), ("curriculum", 1.55), ("docs_heavy", 1.60)):
         for seed in (1, 2, 3):
             name = f"{mixture}-seed{seed}"
-            steps = [
-                {
-                    "step": s,
-                    "tokens": s * 4096,
-                    "loss": float(base + 6 * np.exp(-s / 40) + rng.normal(0, 0.03)),
-                    "lr": 1e-3,
-                }
-                for s in range(1, 201)
-            ]
+            steps = [_step(rng, step, base, weights[mixture]) for step in range(1, 201)]
             path = folder / "ablation" / name / "metrics.jsonl"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("".join(orjson.dumps(s).decode() + "\n" for s in steps), encoding="utf-8")
-            scores = {
-                s: round(base + d + float(rng.normal(0, 0.01)), 4)
-                for s, d in (("docs", 0), ("forum", 0.2), ("news", 0.1))
+            by_source = {
+                s: base + d + float(rng.normal(0, 0.01)) for s, d in (("docs", 0), ("forum", 0.2), ("news", 0.1))
             }
-            runs.append({"name": name, "mixture": mixture, "seed": seed, "scores": scores})
-    ranking = [
-        {"mixture": "curriculum", "rank": 1, "mean": 1.65, "low": 1.63, "high": 1.67},
-        {"mixture": "docs_heavy", "rank": 2, "mean": 1.70, "low": 1.68, "high": 1.72},
-        {"mixture": "uniform", "rank": 2, "mean": 1.72, "low": 1.69, "high": 1.75},
-    ]
-    _json(folder / "ablation/ranking.json", {"score": "bits per byte", "runs": runs, "ranking": ranking})
+            runs.append(
+                {
+                    "name": name,
+                    "mixture": mixture,
+                    "seed": seed,
+                    "status": "done",
+                    "score": float(np.mean(list(by_source.values()))),
+                    "bits_per_byte": by_source,
+                    "tokens": steps[-1]["sources"],
+                    "seconds": 12.5,
+                }
+            )
+    ranked = [_mixture_row(rank, name, runs) for rank, name in enumerate(("curriculum", "docs_heavy", "uniform"), 1)]
+    data = {
+        "name": "demo",
+        "metric": "bits per byte on held-out documents, mean over sources; lower is better",
+        "confidence": 0.95,
+        "budget_tokens": 200 * 4096,
+        "sources": ["docs", "forum", "news"],
+        "mixtures": ranked,
+        "pairs": [_pair("curriculum", "docs_heavy", -0.05, 0.003), _pair("docs_heavy", "uniform", -0.01, 0.2)],
+        "runs": runs,
+        "noise": 0.008,
+        "noise_degrees": 4,
+        "notes": [],
+    }
+    _json(folder / "ablation/ranking.json", data)
+
+
+def _step(rng: np.random.Generator, step: int, base: float, weights: tuple[int, ...]) -> dict[str, Any]:
+    eaten = [4096 * step * w // sum(weights) for w in weights]
+    if weights == (1, 2, 3):  # news only in the second half
+        eaten = [4096 * step - 4096 * max(0, step - 100), 0, 4096 * max(0, step - 100)]
+    return {
+        "step": step,
+        "tokens": step * 4096,
+        "loss": None if step == 7 else float(base + 6 * np.exp(-step / 40) + rng.normal(0, 0.03)),
+        "lr": 1e-3 * min(1, step / 20),
+        "tokens_per_s": 20_000.0,
+        "sources": dict(zip(("docs", "forum", "news"), eaten, strict=True)),
+        **({"skipped": True} if step == 7 else {}),
+    }
+
+
+def _mixture_row(rank: int, mixture: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    own = [r for r in runs if r["mixture"] == mixture]
+
+    def span(values: list[float]) -> dict[str, float]:
+        mean, half = float(np.mean(values)), float(2 * np.std(values))
+        return {"mean": mean, "low": mean - half, "high": mean + half}
+
+    return {
+        "rank": rank,
+        "mixture": mixture,
+        "seeds": [1, 2, 3],
+        "score": span([r["score"] for r in own]),
+        "documents": span([r["score"] for r in own]),
+        "sources": {s: span([r["bits_per_byte"][s] for r in own]) for s in ("docs", "forum", "news")},
+        "tokens": own[0]["tokens"],
+        "tied_with_best": rank == 1,
+    }
+
+
+def _pair(first: str, second: str, difference: float, p: float) -> dict[str, Any]:
+    span = {"mean": difference, "low": difference - 0.02, "high": difference + 0.02}
+    verdict = f"{first} is better" if p < 0.05 else "not distinguishable"
+    return {
+        "first": first,
+        "second": second,
+        "difference": span,
+        "documents": span,
+        "p_seeds": p,
+        "p_documents": p / 2,
+        "p": p,
+        "verdict": verdict,
+    }
 
 
 MODEL = {
