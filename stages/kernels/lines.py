@@ -1,8 +1,9 @@
+# ruff: noqa: PLR1714, SIM110 - in compiled code a chain of comparisons is faster than a set, and a loop than all()
 """Measures of lines and paragraphs: everything that Gopher and FineWeb ask of them, in one pass over a column.
 
 Two kinds of line. Gopher's bullets and ellipses are counted on the lines of Python's `str.splitlines` (which also ends
-a line at \\r, \\v, \\f, U+001C to U+001E, U+0085, U+2028 and U+2029), repetition and FineWeb's rules on lines that end at
-"\\n" only. That is what datatrove does, and what the published limits were run on.
+a line at \\r, \\v, \\f, U+001C to U+001E, U+0085, U+2028 and U+2029), repetition and FineWeb's rules on lines that
+end at "\\n" only. That is what datatrove does, and what the published limits were run on.
 """
 
 from __future__ import annotations

@@ -33,12 +33,12 @@ def _peek(bits: int) -> Any:
     return peek
 
 
-def _poke32() -> Any:
+def _poke(bits: int) -> Any:
     @intrinsic
     def poke(typing_context: Any, address: Any, value: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            pointer = builder.inttoptr(arguments[0], ir.IntType(32).as_pointer())
-            builder.store(builder.trunc(arguments[1], ir.IntType(32)), pointer, align=1)
+            pointer = builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer())
+            builder.store(builder.trunc(arguments[1], ir.IntType(bits)), pointer, align=1)
             return context.get_dummy_value()
 
         return types.void(types.int64, types.int64), generate
@@ -50,7 +50,8 @@ peek8 = _peek(8)
 peek16 = _peek(16)
 peek32 = _peek(32)
 peek64 = _peek(64)
-poke32 = _poke32()  # poke32(address, value): writes the low 32 bits
+poke8 = _poke(8)  # poke8(address, value): writes the low 8 bits
+poke32 = _poke(32)  # poke32(address, value): writes the low 32 bits
 
 
 @njit(nogil=True, cache=True)

@@ -124,20 +124,6 @@ def word_measures(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _count(keys, counts, mask, h):  # type: ignore[no-untyped-def]
-    """Counts h in a table by linear probing; returns its slot. 0 stands for an empty slot, so h is never 0."""
-    slot = int64(h ^ (h >> uint64(32))) & mask
-    while keys[slot] != h:
-        if keys[slot] == uint64(0):
-            keys[slot] = h
-            counts[slot] = 0
-            break
-        slot = (slot + 1) & mask
-    counts[slot] += 1
-    return slot
-
-
-@njit(nogil=True, cache=True)
 def _top_ngrams(hashes, chars, begin, words, grams, keys, counts, left, slots, row):  # type: ignore[no-untyped-def]
     """Fills row[TOP_2:] with the characters of the most common 2-, 3- and 4-gram, its words joined by spaces.
 
@@ -164,7 +150,14 @@ def _top_ngrams(hashes, chars, begin, words, grams, keys, counts, left, slots, r
             if h == uint64(0):
                 h = uint64(1)
             grams[i] = h
-            slots[t] = _count(keys, counts, size - 1, h)
+            slot = int64(h ^ (h >> uint64(32))) & (size - 1)
+            while keys[slot] != h:
+                if keys[slot] == uint64(0):
+                    keys[slot], counts[slot] = h, 0
+                    break
+                slot = (slot + 1) & (size - 1)
+            counts[slot] += 1
+            slots[t] = slot
             live += 1
         for t in range(live):
             if counts[slots[t]] > most:

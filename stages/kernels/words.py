@@ -1,3 +1,4 @@
+# ruff: noqa: PLR1714 - in compiled code a chain of comparisons is faster than a set
 """Splitting text into words, as bounds in the UTF-8 buffer: no string is built.
 
 `english_words` splits as spaCy's blank English pipeline does, which is what datatrove counts as words and what the
@@ -99,7 +100,9 @@ def _special(start, end, english):  # type: ignore[no-untyped-def]
     length = end - start
     if length < 2 or length > LONGEST_SPECIAL:
         return -1
-    bit = (peek8(start) * 0x0B4D + peek8(start + 1) * 0x2F1 + peek8(end - 1) * 0x35 + length * 0x4E5) & (FILTER_BITS - 1)
+    bit = (peek8(start) * 0x0B4D + peek8(start + 1) * 0x2F1 + peek8(end - 1) * 0x35 + length * 0x4E5) & (
+        FILTER_BITS - 1
+    )
     if not (peek8(english + AT_FILTER + (bit >> 3)) >> (bit & 7)) & 1:
         return -1
     return _find(start, end, english + AT_KEYS, SLOTS)

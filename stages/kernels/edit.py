@@ -1,0 +1,307 @@
+# ruff: noqa: PLR1714 - in compiled code a chain of comparisons is faster than a set
+"""Editing lines: the line rules of C4, and counting sentences as spaCy's sentencizer does.
+
+`c4_lines` writes the lines that stay into a new buffer and says where each begins and ends; the words of those lines
+give `count_sentences`; `pack` makes the new column.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import int64, njit
+
+from gristmill.stages.kernels.english import AT_PAGE, AT_TABLE, ENGLISH, PUNCTUATION, SENTENCE
+from gristmill.stages.kernels.lines import ends_with_ellipsis, line_end, skip_space, trim_space
+from gristmill.stages.kernels.memory import flags_of, peek8, point_at, poke8
+from gristmill.stages.kernels.unicode import DIGIT, SPACE, TABLES
+
+# Columns of `c4_lines`: lines, counted once, under the first rule that takes them.
+LINES = 0
+LONG_WORD_LINES = 1
+UNFINISHED_LINES = 2  # without terminal punctuation, or with an ellipsis
+FEW_WORD_LINES = 3
+JAVASCRIPT_LINES = 4
+POLICY_LINES = 5
+KEPT_LINES = 6
+LOREM_IPSUM_LINES = 7  # of the lines that reach this rule; they count as what the later rules make of them
+CURLY_BRACKET_LINES = 8
+CITATIONS = 9  # taken out of kept lines
+C4_COLUMNS = 10
+
+# Phrases, each a bit of what `_phrases` finds.
+_LOREM_IPSUM, _JAVASCRIPT, _CURLY_BRACKET = 1, 2, 1 << 8
+_POLICY = 0xFC
+_PHRASES = (
+    b"lorem ipsum",
+    b"javascript",
+    b"terms of use",
+    b"privacy policy",
+    b"cookie policy",
+    b"uses cookies",
+    b"use of cookies",
+    b"use cookies",
+)
+_LONGEST = 16
+
+
+def _phrase_table() -> np.ndarray:
+    """(3 * 256 + 8 * 16,) uint8: which phrases can have a byte first, second, third, in any case; then the phrases."""
+    table = np.zeros(3 * 256 + 8 * _LONGEST, np.uint8)
+    for bit, phrase in enumerate(_PHRASES):
+        for place in range(3):
+            for byte in {phrase[place], phrase[place : place + 1].upper()[0]}:
+                table[256 * place + byte] |= 1 << bit
+        table[768 + _LONGEST * bit :][: len(phrase)] = np.frombuffer(phrase, np.uint8)
+    return table
+
+
+PHRASES = _phrase_table()
+
+
+@njit(nogil=True, cache=True)
+def _is_phrase(p, end, phrase):  # type: ignore[no-untyped-def]
+    """Whether the text at p, in lower case, begins with the phrase (ASCII, closed by 0)."""
+    while True:
+        wanted = peek8(phrase)
+        if wanted == 0:
+            return True
+        if p >= end:
+            return False
+        b = peek8(p)
+        if b == 0xE2 and p + 2 < end and peek8(p + 1) == 0x84 and peek8(p + 2) == 0xAA:
+            b = 107  # the Kelvin sign: the one character outside ASCII whose lower case is in a phrase
+            p += 2
+        if b != wanted and not (65 <= b <= 90 and b + 32 == wanted):
+            return False
+        p += 1
+        phrase += 1
+
+
+@njit(nogil=True, cache=True)
+def _phrases(start, end, table):  # type: ignore[no-untyped-def]
+    """Bits of the phrases in [start, end), and _CURLY_BRACKET for a "{"."""
+    found = 0
+    for p in range(start, end):
+        b = peek8(p)
+        if b == 123:
+            found |= _CURLY_BRACKET
+        may = peek8(table + b)
+        if may and p + 2 < end:
+            may &= peek8(table + 256 + peek8(p + 1)) & peek8(table + 512 + peek8(p + 2)) & ~found
+            bit = 0
+            while may:
+                if may & 1 and _is_phrase(p, end, table + 768 + _LONGEST * bit):
+                    found |= 1 << bit
+                may >>= 1
+                bit += 1
+    return found
+
+
+@njit(nogil=True, cache=True)
+def _words(start, end, page, table):  # type: ignore[no-untyped-def]
+    """Words between white space in [start, end) -> (their number, characters of the longest)."""
+    words = longest = length = 0
+    p = start
+    while p < end:
+        point, size = point_at(p, end)
+        p += size
+        if flags_of(page, table, point) & SPACE:
+            words += length > 0
+            longest = max(longest, length)
+            length = 0
+        else:
+            length += 1
+    words += length > 0
+    return words, max(longest, length)
+
+
+@njit(nogil=True, cache=True)
+def _citation(p, end, page, table):  # type: ignore[no-untyped-def]
+    """Bytes of the citation at p, or 0: `\\[\\d*]|\\[edit]|\\[citation needed]`."""
+    q = p + 1
+    while q < end:
+        point, size = point_at(q, end)
+        if not flags_of(page, table, point) & DIGIT:
+            break
+        q += size
+    if q < end and peek8(q) == 93:
+        return q + 1 - p
+    if p + 6 <= end and peek8(p + 1) == 101 and peek8(p + 2) == 100 and peek8(p + 3) == 105:  # edit
+        return 6 if peek8(p + 4) == 116 and peek8(p + 5) == 93 else 0
+    if p + 17 > end:
+        return 0
+    q = p + 1
+    for wanted in (99, 105, 116, 97, 116, 105, 111, 110, 32, 110, 101, 101, 100, 101, 100, 93):  # citation needed]
+        if peek8(q) != wanted:
+            return 0
+        q += 1
+    return 17
+
+
+@njit(nogil=True, cache=True)
+def c4_lines(  # type: ignore[no-untyped-def]
+    offsets,
+    data,
+    classes,
+    phrases,
+    max_word_chars,
+    min_words,
+    citations,
+    punctuation,
+    javascript,
+    policy,
+    new_data,
+    line_starts,
+    line_ends,
+    lines,
+    out,
+):
+    """Writes the lines that C4's rules keep, stripped, each followed by "\\n" but the last of a document.
+
+    offsets, data: as `string_views` gives them. max_word_chars, min_words: int64, -1 for no limit. citations,
+    punctuation, javascript, policy: int64, whether citations are taken out and these lines removed.
+    new_data (bytes of the column,) uint8; line_starts (lines + 1,) and line_ends (lines,) int64: where each kept line
+    is in it; lines (documents + 1,) int64: the kept lines of document i are lines[i]..lines[i + 1] - 1.
+    out (documents, C4_COLUMNS) int64. Returns the number of kept lines.
+    """
+    text, phrase_table = int64(data.ctypes.data), int64(phrases.ctypes.data)
+    page, table = int64(classes[0].ctypes.data), int64(classes[1].ctypes.data)
+    begin = int64(new_data.ctypes.data)
+    at = begin
+    n = 0
+    lines[0] = 0
+    for document in range(len(offsets) - 1):
+        end = text + offsets[document + 1]
+        p = text + offsets[document]
+        row = out[document]
+        row[:] = 0
+        first = n
+        while p < end:
+            stop, size = line_end(p, end)
+            start = skip_space(p, stop, page, table)
+            p = stop + size
+            stop = trim_space(start, stop, page, table)
+            row[LINES] += 1
+            words, longest = _words(start, stop, page, table)
+            if max_word_chars >= 0 and longest > max_word_chars:
+                row[LONG_WORD_LINES] += 1
+                continue
+            line = at if n == first else at + 1  # room for the "\\n" before it
+            write = line
+            cited = 0
+            while start < stop:
+                b = peek8(start)
+                if b == 91 and citations:
+                    length = _citation(start, stop, page, table)
+                    if length:
+                        start += length
+                        cited += 1
+                        continue
+                poke8(write, b)
+                write += 1
+                start += 1
+            if punctuation:
+                last = peek8(write - 1) if write > line else 0
+                ends = last == 46 or last == 63 or last == 33 or last == 34 or last == 39
+                three = last == 46 and ends_with_ellipsis(line, write)
+                if not ends or three:
+                    row[UNFINISHED_LINES] += 1
+                    continue
+            if words < min_words:
+                row[FEW_WORD_LINES] += 1
+                continue
+            found = _phrases(line, write, phrase_table)
+            row[LOREM_IPSUM_LINES] += (found & _LOREM_IPSUM) != 0
+            if javascript and found & _JAVASCRIPT:
+                row[JAVASCRIPT_LINES] += 1
+                continue
+            row[CURLY_BRACKET_LINES] += (found & _CURLY_BRACKET) != 0
+            if policy and found & _POLICY:
+                row[POLICY_LINES] += 1
+                continue
+            row[KEPT_LINES] += 1
+            row[CITATIONS] += cited
+            if line > at:
+                poke8(at, 10)
+            line_starts[n], line_ends[n] = line - begin, write - begin
+            n += 1
+            at = write
+        lines[document + 1] = n
+    line_starts[n] = at - begin
+    return n
+
+
+@njit(nogil=True, cache=True)
+def count_sentences(data, line_starts, line_ends, first, last, tables, starts, ends, counts, out):  # type: ignore[no-untyped-def]
+    """Counts the sentences of lines first..last-1 as spaCy's sentencizer does.
+
+    A sentence begins with the first word that is not punctuation after a word that ends sentences ("." or "?", one
+    character), or with white space there that is more than one space. Every line has one at least.
+    starts, ends, counts: the words of the lines, as a `WordGroup` has them. tables: `english.ENGLISH`.
+    out (lines,) int64: first..last-1 are filled.
+    """
+    text, english = int64(data.ctypes.data), int64(tables.ctypes.data)
+    page, table = english + AT_PAGE, english + AT_TABLE
+    w = 0
+    for line in range(first, last):
+        base = text + line_starts[line]
+        stop = text + line_ends[line]
+        sentences = 1
+        ended = False
+        p = base
+        for _ in range(counts[line]):
+            word, behind = base + starts[w], base + ends[w]
+            w += 1
+            if ended and word - p > 0 and not (word - p == 1 and peek8(p) == 32):
+                sentences += 1
+                ended = False
+            p = behind
+            point, size = point_at(word, behind)
+            flags = flags_of(page, table, point)
+            if word + size == behind and flags & SENTENCE:
+                ended = True
+            elif ended:
+                while flags & PUNCTUATION and word + size < behind:
+                    word += size
+                    point, size = point_at(word, behind)
+                    flags = flags_of(page, table, point)
+                if not flags & PUNCTUATION:
+                    sentences += 1
+                    ended = False
+        if ended and stop - p > 0 and not (stop - p == 1 and peek8(p) == 32):
+            sentences += 1
+        out[line] = sentences
+
+
+@njit(nogil=True, cache=True)
+def pack(data, line_starts, line_ends, lines, classes, new_data, new_offsets):  # type: ignore[no-untyped-def]
+    """Copies each document's lines from `c4_lines` into new_data, stripped. new_offsets (documents + 1,) int32."""
+    text, begin = int64(data.ctypes.data), int64(new_data.ctypes.data)
+    page, table = int64(classes[0].ctypes.data), int64(classes[1].ctypes.data)
+    at = begin
+    new_offsets[0] = 0
+    for document in range(len(lines) - 1):
+        if lines[document] < lines[document + 1]:
+            start = text + line_starts[lines[document]]
+            end = text + line_ends[lines[document + 1] - 1]
+            start = skip_space(start, end, page, table)
+            for p in range(start, trim_space(start, end, page, table)):
+                poke8(at, peek8(p))
+                at += 1
+        new_offsets[document + 1] = at - begin
+
+
+def warm() -> None:
+    """Compiles every kernel of this module for the types that the stages use."""
+    data, offsets = np.frombuffer(b"One, two.", np.uint8), np.array([0, 9])
+    new, starts, ends, lines = (
+        np.empty(9, np.uint8),
+        np.empty(3, np.int64),
+        np.empty(2, np.int64),
+        np.empty(2, np.int64),
+    )
+    out = np.empty((1, C4_COLUMNS), np.int64)
+    c4_lines(offsets, data, TABLES, PHRASES, 1000, 1, 1, 1, 1, 1, new, starts, ends, lines, out)
+    words, counts = np.array([[0, 3, 5, 8], [3, 4, 8, 9]], np.int32), np.array([4])
+    count_sentences(new, starts, ends, 0, 1, ENGLISH, words[0], words[1], counts, np.empty(1, np.int64))
+    pack(new, starts, ends, lines, TABLES, np.empty(9, np.uint8), np.empty(2, np.int32))
