@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
+from numba import njit
 
 from gristmill.stages.documents import Batch
 from gristmill.stages.shards import join, publish, publish_bytes
@@ -70,10 +71,11 @@ def write_shard(
                 encoder.begin(texts)
                 begun = True
             held_out = is_held_out(texts, holdout_share)
+            needed = batch.select(["doc_id", "text"])
             for split, pair in pairs.items():
                 chosen = held_out if split == "holdout" else ~held_out
                 if chosen.any():
-                    pair.add(batch if chosen.all() else batch.filter(pa.array(chosen)), source)
+                    pair.add(needed if chosen.all() else needed.filter(pa.array(chosen)), source)
         if source is None:
             raise TokenError(f"{part_name}: no documents, and no source named; name the source of an empty shard.")
         return [pair.finish(split, source, key) for split, pair in pairs.items()]
@@ -117,12 +119,20 @@ def index_bytes(table: pa.Table) -> bytes:
 def with_eos(ids: np.ndarray, lengths: np.ndarray, eos_id: int) -> np.ndarray:
     """ids of documents one after the other, lengths (documents,) -> the same with eos_id after each document."""
     out = np.empty(len(ids) + len(lengths), ids.dtype)
-    at = np.cumsum(lengths + 1) - 1  # where the end-of-text ids go
-    is_text = np.ones(len(out), bool)
-    is_text[at] = False
-    out[is_text] = ids
-    out[at] = eos_id
+    _copy_with_eos(ids, lengths, ids.dtype.type(eos_id), out)
     return out
+
+
+@njit(nogil=True, cache=True)
+def _copy_with_eos(ids, lengths, eos, out):  # type: ignore[no-untyped-def]
+    source = target = 0
+    for length in lengths:
+        for _ in range(length):
+            out[target] = ids[source]
+            source += 1
+            target += 1
+        out[target] = eos
+        target += 1
 
 
 class _Pair:
