@@ -33,7 +33,8 @@ def run_ablation(file: Path, tokens: str, out: str, display: Display) -> tuple[i
                 trained += kind == "done"
                 phase.to(done + steps, len(planned) * steps, str(event["run"]))
                 if kind == "done":
-                    display.say(f"  {event['run']:<28} {event['bits_per_byte']:.4f} bits per byte")
+                    scores = "  ".join(f"{source} {value:.3f}" for source, value in event["bits_per_byte"].items())
+                    display.say(f"  {event['run']:<28} bits per byte: {scores}")
             elif kind == "failed":
                 display.say(f"  {event['run']} failed: {event['error']}")
             display.event("ablation", **{k: v for k, v in event.items() if k != "event"}, state=kind)
