@@ -20,6 +20,8 @@ NEVER = 1 << 62
 MIN_PERMUTED_BITS = 7  # a Feistel network on fewer bits has too few permutations; cycle walking leads back to n
 ROUNDS = 6
 
+_DE_BRUIJN = 0x03F79D71B4CB0A89  # every 6 bits of it are different, so a shift by a bit's place names the place
+_PLACES = np.array([((_DE_BRUIJN << i) & (2**64 - 1)) >> 58 for i in range(64)]).argsort()
 _HALF = BITS // 2
 _LOW = (1 << _HALF) - 1
 _FRACTION = ONE - 1
@@ -109,24 +111,25 @@ def due(whole, part, weight, positions):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def reaches(missing, s, position, step, step_start, weight):  # type: ignore[no-untyped-def]
-    """When source s has gained `missing` / ONE from `position` on -> (last position at or before, 1 if past it else 0).
+    """When source s has gained `missing` / ONE from `position` in `step` on: (last position before or then, rest).
 
-    missing > 0. (position, 0) means exactly then, (position, 1) between it and the next. NEVER where weights are 0.
+    missing > 0. The rest is what is still missing at that position, 0 <= rest < its weight there. (NEVER, 0) where
+    weights are 0 from there on.
     """
     steps = len(step_start)
     while step + 1 < steps:
         length = step_start[step + 1] - position
         w = weight[step, s]
-        if w > 0 and (missing - 1) // w < length:
+        if w > 0 and uint64(missing) // uint64(w) < uint64(length):
             break
         missing -= length * w
         position = step_start[step + 1]
         step += 1
     w = weight[step, s]
     if w == 0:
-        return int64(NEVER), int64(0)
-    q = missing // w
-    return position + q, int64(1) if q * w != missing else int64(0)
+        return (position if missing == 0 else int64(NEVER)), int64(0)
+    q = int64(uint64(missing) // uint64(w))
+    return position + q, missing - q * w
 
 
 @njit(nogil=True, cache=True)
@@ -213,114 +216,103 @@ def fill(step_start, weight, whole, part, begin, end, low, high, source, rank): 
     Window number m of a source (from 1) may come once more than m - 1 are due, and must have come when m are due.
     Of the windows that may come, the one that must come first does: earliest deadline first, which finds a sequence
     that keeps every window in its time wherever there is one (Jackson 1955; for these windows Baruah, Cohen, Plaxton
-    and Varvel 1996, "Proportionate progress"). Where there is none, the late ones come first, then the next to be due.
+    and Varvel 1996, "Proportionate progress"). Where there is none, the late ones come first, and where nothing may
+    come, what may come next. Deadlines past the end are as good as the end, because `high` must be reached there.
     """
     k, n = len(low), end - begin
-    first_step = step_at(step_start, begin)
-    floor = np.empty(k, np.int64)
-    fraction = np.empty(k, np.int64)
+    step = step_at(step_start, begin)
+    linear_until = step_start[step + 1] if step + 1 < len(step_start) else int64(NEVER)
     count = low.copy()
-    deadline = np.empty(k, np.int64)
-    following = np.full(k, -1, np.int64)  # linked list of the sources that become free at one position
-    freed = np.full(n, -1, np.int64)  # its heads
-    heap = np.empty(k, np.int64)
-    size = 0
-    j = first_step
+    behind = np.empty(k, np.int64)  # what is due at begin less what came, in units of 1 / ONE
+    at, rest = np.empty(k, np.int64), np.empty(k, np.int64)  # when all that came will be due, as `reaches` says
+    period, period_rest = np.zeros(k, np.int64), np.zeros(k, np.int64)  # of one window, by the weights at begin
+    following = np.full(k, -1, np.int64)  # linked lists of the sources that may come from one position on
+    freed = np.full(n, -1, np.int64)  # their heads
     for s in range(k):
-        floor[s], fraction[s] = due(whole[j, s], part[j, s], weight[j, s], begin - step_start[j])
+        floor, fraction = due(whole[step, s], part[step, s], weight[step, s], begin - step_start[step])
+        behind[s] = (floor - count[s]) * ONE + fraction
+        at[s], rest[s] = begin, int64(0)
+        if behind[s] < 0:
+            at[s], rest[s] = reaches(-behind[s], s, begin, step, step_start, weight)
+        w = weight[step, s]
+        if w > 0:
+            period[s] = ONE // w
+            period_rest[s] = ONE - period[s] * w
         if count[s] < high[s]:
-            release = begin
-            if count[s] > floor[s]:  # ahead: its next may come when all that came are due
-                missing = (count[s] - floor[s]) * ONE - fraction[s]
-                release, _ = reaches(missing, s, begin, j, step_start, weight)
-            missing = (count[s] + 1 - floor[s]) * ONE - fraction[s]
-            deadline[s] = begin
-            if missing > 0:
-                deadline[s], more = reaches(missing, s, begin, j, step_start, weight)
-                deadline[s] += more - 1
-            at = min(release - begin, n - 1)
-            following[s] = freed[at]
-            freed[at] = s
+            place = min(at[s] - begin, n - 1)
+            following[s] = freed[place]
+            freed[place] = s
+    queue, words, tops = np.full(n, -1, np.int64), np.zeros((n >> 6) + 1, np.uint64), np.zeros((n >> 12) + 1, np.uint64)
+    size = 0
     for i in range(n):
-        s = freed[i]
-        while s >= 0:
-            size = _push(heap, size, deadline, s)
-            s = following[s]
-        if size == 0:  # nothing may come yet: the one that may come next does
-            later = i + 1
-            while later < n and freed[later] < 0:
-                later += 1
-            s = freed[later]
-            freed[later] = following[s]
-        else:
-            s = heap[0]
-            size = _pop(heap, size, deadline)
+        place = i
+        while True:  # those that may come from here on; where nothing may come yet, those that may come next
+            s, freed[place] = freed[place], -1
+            while s >= 0:
+                w = weight[step, s]
+                known = behind[s] <= 0 and w > 0  # at and rest are those of the window before
+                behind[s] -= ONE  # as if it had come
+                if known:
+                    at[s] += period[s]
+                    rest[s] += period_rest[s]
+                    if rest[s] >= w:
+                        at[s] += 1
+                        rest[s] -= w
+                if not known or at[s] >= linear_until:
+                    at[s], rest[s] = begin, int64(0)
+                    if behind[s] < 0:
+                        at[s], rest[s] = reaches(-behind[s], s, begin, step, step_start, weight)
+                deadline = at[s] - begin + (1 if rest[s] > 0 else 0) - 1
+                after = following[s]
+                _enqueue(queue, words, tops, following, min(max(deadline, 0), n - 1), s)
+                size += 1
+                s = after
+            if size > 0:
+                break
+            place += 1
+        s = _dequeue(queue, words, tops, following)
+        size -= 1
         source[i] = s
         rank[i] = count[s]
         count[s] += 1
-        if count[s] < high[s]:
-            release = i + 1
-            missing = (count[s] - floor[s]) * ONE - fraction[s]
-            if missing > 0:
-                release, more = reaches(missing, s, begin, j, step_start, weight)
-                release = max(release - begin, i + 1)
-            missing += ONE
-            deadline[s] = begin + i
-            if missing > 0:
-                deadline[s], more = reaches(missing, s, begin, j, step_start, weight)
-                deadline[s] += more - 1
-            at = min(release, n - 1)
-            following[s] = freed[at]
-            freed[at] = s
+        if count[s] < high[s] and i + 1 < n:
+            place = min(max(at[s] - begin, i + 1), n - 1)
+            following[s] = freed[place]
+            freed[place] = s
 
 
 @njit(inline="always")
-def _before(deadline, a, b):  # type: ignore[no-untyped-def]
-    return deadline[a] < deadline[b] or (deadline[a] == deadline[b] and a < b)
+def _lowest_bit(word):  # type: ignore[no-untyped-def]
+    """The place of the lowest bit that is set in a word (uint64) that is not 0."""
+    isolated = word & (~word + uint64(1))
+    return int64(_PLACES[(isolated * uint64(_DE_BRUIJN)) >> uint64(58)])
 
 
 @njit(inline="always")
-def _push(heap, size, deadline, s):  # type: ignore[no-untyped-def]
-    """Adds source s to the binary heap of (deadline, source) -> new size."""
-    at = size
-    while at > 0:
-        parent = (at - 1) >> 1
-        if not _before(deadline, s, heap[parent]):
-            break
-        heap[at] = heap[parent]
-        at = parent
-    heap[at] = s
-    return size + 1
+def _enqueue(queue, words, tops, following, deadline, s):  # type: ignore[no-untyped-def]
+    """Puts source s into the list of its deadline. A bit in `words` says that a list has something in it, a bit in
+    `tops` that a word has: the earliest deadline is three look-ups away."""
+    following[s] = queue[deadline]
+    queue[deadline] = s
+    words[deadline >> 6] |= uint64(1) << uint64(deadline & 63)
+    tops[deadline >> 12] |= uint64(1) << uint64((deadline >> 6) & 63)
 
 
 @njit(inline="always")
-def _pop(heap, size, deadline):  # type: ignore[no-untyped-def]
-    """Removes the first of the heap -> new size."""
-    size -= 1
-    s = heap[size]
-    at = 0
-    while True:
-        child = 2 * at + 1
-        if child >= size:
-            break
-        if child + 1 < size and _before(deadline, heap[child + 1], heap[child]):
-            child += 1
-        if not _before(deadline, heap[child], s):
-            break
-        heap[at] = heap[child]
-        at = child
-    if size > 0:
-        heap[at] = s
-    return size
-
-
-@njit(nogil=True, cache=True)
-def gather(ids, start, out):  # type: ignore[no-untyped-def]
-    """Copies windows: out (n, length) of any integer dtype from ids (m,) at start (n,) int64. Starts are checked."""
-    n, length = out.shape
-    for i in range(n):
-        for j in range(length):
-            out[i, j] = ids[start[i] + j]
+def _dequeue(queue, words, tops, following):  # type: ignore[no-untyped-def]
+    """Takes out a source with the earliest deadline. There must be one."""
+    top = 0
+    while tops[top] == uint64(0):
+        top += 1
+    word = (top << 6) + _lowest_bit(tops[top])
+    deadline = (word << 6) + _lowest_bit(words[word])
+    s = queue[deadline]
+    queue[deadline] = following[s]
+    if queue[deadline] < 0:
+        words[word] &= ~(uint64(1) << uint64(deadline & 63))
+        if words[word] == uint64(0):
+            tops[top] &= ~(uint64(1) << uint64(word & 63))
+    return s
 
 
 def warm() -> None:

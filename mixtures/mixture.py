@@ -192,7 +192,7 @@ class Mixture(Settings):
             seed=seed,
             sizes=in_use,
             specs=specs,
-            used={name: used[name] for name in in_use if used.get(name)},
+            used={name: count for name, count in used.items() if count},
             notes=notes,
             content=content,
             tokens=tokens if hasattr(tokens, "sources") else None,

@@ -311,7 +311,7 @@ def steps_of(spec: PhaseSpec) -> Steps:
     ends = [spec.windows * j // n for j in range(n + 1)]
     rows = []
     for j in range(n):
-        x = ramp_at(spec.ramp, Fraction(2 * j + 1, 2 * n))
+        x = ramp_at(spec.ramp, Fraction(ends[j] + ends[j + 1], 2 * spec.windows))
         rows.append([a + (b - a) * x for a, b in zip(spec.start_weights, spec.weights, strict=True)])
     return Steps(tuple(b - a for a, b in pairwise(ends)), quantise(rows))
 

@@ -1,0 +1,316 @@
+"""Mixtures: what a file says, what it is compiled to, and what is refused with which words."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gristmill.mixtures.mixture import Mixture
+from gristmill.mixtures.plan import MixtureError, Plan, SourceSize, windows_in
+from gristmill.mixtures.wishes import Consumption, unimax
+
+SIZES = {"docs": SourceSize(4_000_000, 17_000_000), "readmes": 700_000, "code": 1_500_000}
+EXAMPLES = Path(__file__).parents[2] / "mixtures"
+
+
+def mixture_of(text: str, folder: Path) -> Mixture:
+    path = folder / "mixture.yaml"
+    path.write_text(text, encoding="utf-8")
+    return Mixture.load(path)
+
+
+# --- plans ---
+
+
+@pytest.mark.parametrize("name", ["docs_only", "blend", "curriculum"])
+@pytest.mark.parametrize("budget", [300_000, 600_000])
+def test_the_example_mixtures_plan(name: str, budget: int) -> None:
+    plan = Mixture.load(EXAMPLES / f"{name}.yaml").plan(SIZES, 256, budget, seed=1)
+    assert plan.mixture == name
+    assert plan.windows == budget // 256
+    assert sum(row.windows for row in plan.totals()) == plan.windows
+    assert plan.table().startswith(f"mixture {name}, plan {plan.hash}\n")
+
+
+def test_worked_example() -> None:
+    # 1,001 tokens are 100 windows of 10 (the last token only a target); 0.75 : 0.25 of 40 windows is 30 and 10.
+    mixture = Mixture(name="m", sources={"a": 3, "b": 1})
+    plan = mixture.plan({"a": SourceSize(1001, 4004), "b": SourceSize(101, 505)}, 10, 409, seed=7)
+    assert (plan.windows, plan.budget_tokens, plan.source_windows) == (40, 400, (100, 10))
+    a, b = plan.phases[0].rows
+    assert (a.windows, a.tokens, a.utf8_bytes, a.epochs_after, a.windows_left) == (30, 300, 1200, 0.3, 70)
+    assert (b.windows, b.tokens, b.utf8_bytes, b.epochs_after, b.windows_left) == (10, 100, 500, 1.0, 0)
+    assert a.runs_out_tokens is None
+    assert b.runs_out_tokens == next(10 * i for i in range(41) if plan.counts(i)["b"] == 10)
+    assert plan.counts(40) == {"a": 30, "b": 10}
+
+
+def test_curriculum_moves_linearly_and_anneals() -> None:
+    plan = Mixture.load(EXAMPLES / "curriculum.yaml").plan(SIZES, 256, 512_000, seed=1)
+    broad, shift, anneal = plan.phases
+    assert [p.windows for p in plan.phases] == [1000, 600, 400]
+    assert [row.windows for row in broad.rows] == [600, 400, 0]
+    # A linear ramp from (.6, .4, 0) to (.2, .1, .7) gives the mean of both: (.4, .25, .35) of 600.
+    assert [row.windows for row in shift.rows] == [240, 150, 210]
+    assert [row.windows for row in anneal.rows] == [80, 40, 280]
+    assert plan.anneal_begin == 1600
+    weights = [w["readmes"] for tokens, w in plan.curve(300) if shift.begin * 256 <= tokens < shift.end * 256]
+    assert weights == sorted(weights)
+    assert (weights[0], weights[-1]) == (pytest.approx(0.7 / 128), pytest.approx(0.7 * 127 / 128))
+
+
+def test_cosine_ramp_is_slow_at_both_ends() -> None:
+    phases = [
+        {"name": "one", "tokens": 1000, "weights": {"a": 1}},
+        {"name": "two", "tokens": 64_000, "weights": {"b": 1}, "ramp": "cosine"},
+    ]
+    plan = Mixture(name="m", sources={"a": {}, "b": {}}, phases=phases).plan({"a": 10**6, "b": 10**6}, 10)
+    quarter = [plan.counts(100 + 1600 * q)["b"] for q in range(5)]
+    # The integral of (1 - cos pi x) / 2 is x / 2 - sin(pi x) / (2 pi): 0.0125, 0.0908, 0.2375, 0.5 of 6,400.
+    assert quarter == pytest.approx([0, 79.7, 581.4, 1679.7, 3200], abs=2)
+
+
+def test_exact_wishes_come_first() -> None:
+    sources = {"a": {"tokens": 250}, "b": {"epochs": 1.5}, "c": {"weight": 2}, "d": {"weight": 1}}
+    plan = Mixture(name="m", sources=sources).plan(dict.fromkeys("abcd", 1001), 10, 3050, seed=1)
+    # 25 windows, 150 windows; the other 130 of 305 in 2 : 1.
+    assert plan.counts(plan.windows) == {"a": 25, "b": 150, "c": 87, "d": 43}
+    assert plan.phases[0].rows[1].epochs_after == 1.5
+
+
+def test_without_a_budget_the_wishes_say_how_long() -> None:
+    plan = Mixture(name="m", sources={"a": {"epochs": 1}, "b": {"tokens": 200}}).plan({"a": 1001, "b": 1001}, 10)
+    assert plan.counts(plan.windows) == {"a": 100, "b": 20}
+    with pytest.raises(MixtureError, match=r"does not say how long the run is\. Give budget_tokens"):
+        Mixture(name="m", sources={"a": 1}).plan({"a": 1001}, 10)
+
+
+def test_temperature_is_computed_and_shown() -> None:
+    plan = Mixture(name="m", sources={"a": {}, "b": {}}, temperature=0.5).plan({"a": 160_000, "b": 10_000}, 10, 10_000)
+    assert plan.counts(1000) == {"a": 800, "b": 200}  # square roots: 400 and 100
+    assert "weights by temperature 0.5: a 0.8, b 0.2" in plan.table()
+
+
+def test_unimax_worked_example() -> None:
+    # Caps 100, 400, 10,000 in a run of 1,200: even is 400. The first gets 100; the others 550 each; the second can
+    # give 400 only; the third takes 700.
+    assert unimax({"big": 10_000, "tiny": 100, "mid": 400}, 1200) == {
+        "big": Fraction(7, 12),
+        "tiny": Fraction(1, 12),
+        "mid": Fraction(1, 3),
+    }
+    with pytest.raises(MixtureError, match=r"may use 10 windows .* the run has 11"):
+        unimax({"a": 10}, 11)
+
+
+@given(st.lists(st.integers(20, 5000), min_size=1, max_size=8), st.floats(0.5, 4), st.floats(0.01, 1))
+@settings(max_examples=60, deadline=None)
+def test_unimax_never_repeats_more_than_it_may(sizes: list[int], cap: float, part: float) -> None:
+    tokens = {str(i): size * 10 + 1 for i, size in enumerate(sizes)}
+    budget = max(10, int(part * sum(int(Fraction(str(cap)) * size) for size in sizes)) * 10)
+    mixture = Mixture(name="m", sources={name: {} for name in tokens}, unimax={"max_epochs": cap}, max_epochs=cap)
+    if budget // 10 > sum(int(Fraction(str(cap)) * size) for size in sizes):
+        return
+    plan = mixture.plan(tokens, 10, budget)
+    counts = plan.counts(plan.windows)
+    assert all(counts[name] <= int(Fraction(str(cap)) * size) for name, size in zip(tokens, sizes, strict=True))
+    uncapped = [c for (n, c), size in zip(counts.items(), sizes, strict=True) if c < int(Fraction(str(cap)) * size) - 1]
+    assert not uncapped or max(counts.values()) - min(uncapped) <= 2
+
+
+def test_hash_is_of_what_matters() -> None:
+    mixture = Mixture(name="m", sources={"a": 1, "b": 1})
+    plan = mixture.plan({"a": 1001, "b": 1001}, 10, 1000, seed=1)
+    same = Mixture(name="other words", description="x", sources={"a": 0.5, "b": 0.5}, max_epochs=2)
+    assert same.plan({"a": 1001, "b": 1001, "unused": 5}, 10, 1009, seed=1).hash == plan.hash
+    for other in (
+        mixture.plan({"a": 1001, "b": 1001}, 10, 1000, seed=2),
+        mixture.plan({"a": 1002, "b": 1001}, 10, 1000, seed=1),
+        mixture.plan({"a": 1001, "b": 1001}, 20, 1000, seed=1),
+        mixture.plan({"a": 1001, "b": 1001}, 10, 1010, seed=1),
+        Mixture(name="m", sources={"a": 1, "b": 1.001}).plan({"a": 1001, "b": 1001}, 10, 1000, seed=1),
+    ):
+        assert other.hash != plan.hash
+
+
+def test_a_larger_budget_and_a_further_phase_keep_the_prefix() -> None:
+    sizes = {"a": 10_001, "b": 3_001}
+    first = {"name": "first", "tokens": 8000, "weights": {"a": 0.7, "b": 0.3}}
+    more = {"name": "more", "tokens": 4000, "weights": {"b": 1}, "ramp": "linear"}
+    sources = {"a": 0.7, "b": 0.3}
+    plans = [
+        Mixture(name="m", sources=sources).plan(sizes, 10, 8000),
+        Mixture(name="m", sources=sources).plan(sizes, 10, 14_000),
+        Mixture(name="m", sources=sources, phases=[first, more]).plan(sizes, 10),
+    ]
+    orders = [[plan.locate(i) for i in range(800)] for plan in plans]
+    assert orders[0] == orders[1] == orders[2]
+
+
+def test_continue_from_avoids_what_was_used() -> None:
+    sizes = {"a": 1001, "b": 501}
+    trunk = Mixture(name="trunk", sources={"a": 0.5, "b": 0.5}).plan(sizes, 10, 600, seed=5)
+    used = Consumption.after(trunk, 40)  # a checkpoint after 40 of its 60 windows
+    seen = {trunk.locate(i) for i in range(40)}
+    forks = [{"a": 0.9, "b": 0.1}, {"a": 0.1, "b": 0.9}]
+    for weights in forks:
+        fork = Mixture(name="fork", sources=weights, max_epochs=1).plan(sizes, 10, 300, seed=5, continue_from=used)
+        windows = [fork.locate(i) for i in range(30)]
+        assert len(set(windows)) == 30
+        assert not seen & set(windows)
+        rows = {row.source: row for row in fork.phases[0].rows}
+        assert rows["b"].epochs_before == 20 / 50
+    # The cap counts what was used: 50 windows of b, 20 of them gone, 27 asked; 31 would be one too many.
+    with pytest.raises(MixtureError, match="of which 200 are used already; max_epochs 1 allows 300"):
+        Mixture(name="f", sources={"b": 1}, max_epochs=1).plan(sizes, 10, 310, seed=5, continue_from=used)
+    with pytest.raises(MixtureError, match="has seed 5, this plan seed 6"):
+        Mixture(name="f", sources={"b": 1}).plan(sizes, 10, 10, seed=6, continue_from=used)
+
+
+def test_a_used_source_is_kept_in_the_books_of_a_fork_that_leaves_it_out() -> None:
+    sizes = {"a": 1001, "b": 501}
+    trunk = Mixture(name="trunk", sources={"a": 0.5, "b": 0.5}).plan(sizes, 10, 400)
+    fork = Mixture(name="f", sources={"a": 1}).plan(sizes, 10, 100, continue_from=Consumption.after(trunk, 40))
+    assert Consumption.after(fork, 10).windows == {"a": 30, "b": 20}
+
+
+# --- refusals ---
+
+
+def test_too_many_epochs_are_refused_with_both_numbers_and_what_would_do() -> None:
+    mixture = Mixture(name="m", sources={"a": 0.5, "b": {"weight": 0.5, "max_epochs": 2}})
+    with pytest.raises(MixtureError) as caught:
+        mixture.plan({"a": 100_001, "b": 1001}, 10, 10_000)
+    assert str(caught.value) == (
+        "Mixture m: source 'b' gives 5,000 tokens in this run, 5 epochs of its 1,000 tokens; max_epochs 2 allows "
+        "2,000. Nearest that works: a weight of 0.2 of 1, or with these weights a budget of 4,000 tokens, or max_epochs 5."
+    )
+    mixture.plan({"a": 100_001, "b": 1001}, 10, 4_000)
+    Mixture(name="m", sources={"a": 0.8, "b": {"weight": 0.2, "max_epochs": 2}}).plan(
+        {"a": 100_001, "b": 1001}, 10, 10_000
+    )
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 300), st.integers(1, 100)), min_size=1, max_size=5),
+    st.integers(1, 3000),
+    st.sampled_from([0.5, 1, 2.5, 4]),
+    st.booleans(),
+)
+@settings(max_examples=80, deadline=None)
+def test_the_proposed_budget_is_feasible(
+    sources: list[tuple[int, int]], windows: int, cap: float, phased: bool
+) -> None:
+    sizes = {str(i): n * 10 + 1 for i, (n, _) in enumerate(sources)}
+    weights = {str(i): w for i, (_, w) in enumerate(sources)}
+    phases = [{"name": "x", "share": 0.7}, {"name": "y", "share": 0.3, "weights": {"0": 1}, "ramp": "linear"}]
+    mixture = Mixture(name="m", sources=weights, max_epochs=cap, phases=phases if phased else ())
+    for _ in range(len(sources) + 1):  # each refusal may name a source that allows more than another
+        try:
+            plan = mixture.plan(sizes, 10, windows * 10)
+        except MixtureError as error:
+            if "less than one window" in str(error):
+                return
+            proposals = [int(t.split(" tokens")[0].replace(",", "")) for t in str(error).split("a budget of ")[1:]]
+            assert max(proposals) < windows * 10
+            windows = min(proposals) // 10
+            if windows < 2:
+                return
+            continue
+        for s, (n, _) in enumerate(sources):
+            assert plan.counts(plan.windows)[str(s)] <= int(Fraction(str(cap)) * n)
+        return
+    raise AssertionError("no proposal worked")
+
+
+REFUSED = [
+    (
+        "name: m\nsources:\n  docs: {wieght: 1}\n",
+        r"line 3: unknown key 'wieght' in sources.docs; did you mean 'weight'\?",
+    ),
+    (
+        "name: m\nsources: {docs: 1}\nphase: []\n",
+        r"line 3: unknown key 'phase' in the mixture; did you mean 'phases'\?",
+    ),
+    (
+        "name: m\nsources: {a: 1}\nphases:\n - {name: x, shar: 1}\n",
+        r"line 4: unknown key 'shar' in phases.0; did you mean",
+    ),
+    ("sources: {docs: 1}\n", r"mixture.yaml: name: field required"),
+    ("name: m\nsources: {}\n", r"line 2: sources: a mixture needs at least one source"),
+    ("name: m\nsources: {a: {weight: 1, tokens: 5}}\n", r"line 2: sources.a: give one of weight, tokens and epochs"),
+    ("name: m\nsources: {a: -1}\n", r"line 2: sources.a.weight: input should be greater than or equal to 0"),
+    ("name: m\nsources: {a: .nan}\n", r"sources.a.weight: input should be a finite number"),
+    ("name: m\nsources: {a: {}}\n", r"source a has no wish: give weight, tokens or epochs"),
+    ("name: m\nsources: {a: {}}\ntemperature: 0.5\nunimax: {max_epochs: 1}\n", r"give either temperature or unimax"),
+    ("name: m\nsources: {a: 1}\ntemperature: 0.5\n", r"but a has a wish of its own"),
+    (
+        "name: m\nsources: {docs: 1}\nphases: [{name: x, share: 1, weights: {dosc: 1}}]\n",
+        r"names dosc.*did you mean 'docs'\?",
+    ),
+    ("name: m\nsources: {a: 1}\nphases: [{name: x, share: 1, ramp: linear}]\n", r"no weights to ramp from"),
+    ("name: m\nsources: {a: 1}\nphases: [{name: x}]\n", r"line 3: phases.0: give either share or tokens"),
+    ("name: m\nsources: {a: 1}\nphases: [{name: x, share: .5}, {name: x, share: .5}]\n", r"two phases are called x"),
+    ("name: m\nsources: [a\n", r"mixture.yaml line \d: not YAML"),
+    ("- 1\n", r"a mixture is a mapping that begins with name:"),
+    ("name: m\nname: n\nsources: {a: 1}\n", r"not YAML"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), REFUSED)
+def test_broken_files_are_refused_with_place_and_reason(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(MixtureError, match=message):
+        mixture_of(text, tmp_path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(MixtureError, match=r"none\.yaml: cannot be read: No such file"):
+        Mixture.load(tmp_path / "none.yaml")
+
+
+def plan_phases(phases: list[dict[str, object]], budget: int | None, sources: object = None) -> Plan:
+    mixture = Mixture.model_validate({"name": "m", "sources": sources or {"a": 1, "b": 1}, "phases": phases})
+    return mixture.plan({"a": 10_001, "b": 10_001}, 10, budget)
+
+
+@pytest.mark.parametrize(
+    ("phases", "budget", "message"),
+    [
+        ([{"name": "x", "tokens": 500}], 400, "name 500 tokens, but the budget is 400. Give a budget of 500"),
+        ([{"name": "x", "tokens": 500}], 600, "name 500 tokens, but the budget is 600"),
+        ([{"name": "x", "share": 0.5}, {"name": "y", "share": 0.4}], 600, "sum to 0.9; they must sum to 1"),
+        ([{"name": "x", "share": 0.999}, {"name": "y", "share": 0.001}], 600, "phase y has less than one window"),
+        ([{"name": "x", "share": 1, "weights": {"a": {"tokens": 800}}}], 600, "has 600 tokens, but .* come to 800"),
+        ([{"name": "x", "share": 1, "weights": {"a": {"tokens": 300}}}], 600, "ask for 300 and none has a weight"),
+        (
+            [
+                {"name": "x", "share": 0.5},
+                {"name": "y", "share": 0.5, "ramp": "linear", "weights": {"a": {"tokens": 300}}},
+            ],
+            600,
+            "ramps its weights, so it cannot give exact tokens",
+        ),
+    ],
+)
+def test_impossible_phases_are_refused(phases: list[dict[str, object]], budget: int, message: str) -> None:
+    with pytest.raises(MixtureError, match=message):
+        plan_phases(phases, budget)
+
+
+def test_unknown_and_empty_sources_are_refused() -> None:
+    mixture = Mixture(name="m", sources={"dosc": 1})
+    with pytest.raises(MixtureError, match="no tokens of source 'dosc'; did you mean 'docs'"):
+        mixture.plan({"docs": 1000}, 10, 100)
+    with pytest.raises(MixtureError, match="'dosc' has 10 tokens, less than one window of 11"):
+        mixture.plan({"dosc": 10}, 10, 100)
+
+
+@given(st.integers(0, 10**13), st.integers(1, 10**5))
+def test_windows_cover_what_they_can(tokens: int, seq_len: int) -> None:
+    n = windows_in(tokens, seq_len)
+    assert n == 0 or (n - 1) * seq_len + seq_len + 1 <= tokens
+    assert n * seq_len + seq_len + 1 > tokens
