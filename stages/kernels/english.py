@@ -28,6 +28,7 @@ PUNCTUATION = 256  # category P*: spaCy's is_punct
 SENTENCE = 512  # ends a sentence (Sentencizer.default_punct_chars)
 SPACE = 1024  # str.isspace
 PLAIN = 2048  # a letter without any rule
+IN_WORD = 4096  # \w of Python's re
 
 # Kinds of one byte.
 KIND_LETTER = 1
@@ -122,6 +123,8 @@ def _classes(tokenizer: Any) -> np.ndarray:
             flags |= SPACE
         if char.isalpha() and not flags & (PREFIX | SUFFIX | ICON):
             flags |= PLAIN
+        if char.isalnum() or char == "_":
+            flags |= IN_WORD
         classes[point] = flags
     return classes
 

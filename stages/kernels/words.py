@@ -35,6 +35,7 @@ from gristmill.stages.kernels.english import (
     ENGLISH,
     FILTER_BITS,
     ICON,
+    IN_WORD,
     KIND_DIGIT,
     KIND_LETTER,
     KIND_OTHER,
@@ -331,7 +332,8 @@ def _is_address(start, end, english):  # type: ignore[no-untyped-def]
     if not stops:
         return False
     scheme = True  # what came so far may be a scheme
-    for p in range(start, end):
+    p = start
+    while p < end:
         b = peek8(p)
         host = int64(0)
         if p == start:
@@ -342,8 +344,9 @@ def _is_address(start, end, english):  # type: ignore[no-untyped-def]
             host = p + 3
         if host and (_is_ip(host, end) or _is_host(host, end, english)):
             return True
-        if not (_host_byte(b) or b == 95 or b == 43 or b == 45 or b == 46):
-            scheme = False
+        point, size = point_at(p, end)
+        scheme = scheme and (point == 43 or point == 45 or point == 46 or _flags(english, point) & IN_WORD != 0)
+        p += size
     return False
 
 
