@@ -16,7 +16,7 @@ import xxhash
 
 from gristmill.pipelines.recipe import Recipe, Segment, StageUse, model_of, segments
 from gristmill.pipelines.selection import selection_files
-from gristmill.stages.shards import Shard
+from gristmill.stages.shards import Shard, exists, filesystem
 
 FORMAT = 1  # raise it when the files of a run change their form
 
@@ -85,13 +85,26 @@ def _identity(recipe: Recipe, use: StageUse, model_keys: dict[str, str]) -> list
     settings = use.stage.model_dump(mode="json")
     if name is not None:
         settings["model"] = model_keys[name]
-    return [use.key, use.stage.version, settings, _foreign_files(use.stage)]
+    return [use.key, use.stage.version, settings, _foreign_files(recipe, use.stage)]
 
 
-def _foreign_files(stage: Any) -> Any:
+def _foreign_files(recipe: Recipe, stage: Any) -> list[list[Any]]:
     """Identity of files that a stage reads besides its documents: lists, models by path."""
-    identity = getattr(stage, "file_identity", None)
-    return identity() if identity else None
+    paths = list(stage.files()) if hasattr(stage, "files") else []
+    model = getattr(stage, "model", None)
+    if isinstance(model, str) and model not in recipe.models and exists(model):
+        paths.append(model)
+    return [[path, *stamp] for path in paths for stamp in _stamps(path)]
+
+
+def _stamps(path: str) -> list[tuple[str, int, str]]:
+    """(path below, size, modification time or etag) of a file, or of every file of a folder."""
+    fs, inner = filesystem(path)
+    found = fs.find(inner, detail=True) if fs.isdir(inner) else {inner: fs.info(inner)}
+    return [
+        (name[len(inner) :], int(info["size"]), str(info.get("ETag") or info.get("mtime") or ""))
+        for name, info in sorted(found.items())
+    ]
 
 
 def _model_identity(recipe: Recipe, name: str) -> tuple[int, list[Any]]:

@@ -47,7 +47,8 @@ def extract_page(engine: Engine, html: bytes, charset: str | None) -> Page:
     """Raises ValueError and what the engines raise for pages that they cannot take."""
     decoded, by, bad = decode_page(html, charset)
     text, nuls, surrogates = clean_string(_TAKE[engine.engine](engine, decoded) or "")
-    return Page(text.strip("\n"), by, bad + nuls + surrogates)
+    # A no-break space is layout. fastText and KenLM do not split at it, so words around it would be glued to one.
+    return Page(text.replace("\u00a0", " ").strip("\n"), by, bad + nuls + surrogates)
 
 
 def decode_page(html: bytes, charset: str | None) -> tuple[str, str, int]:
