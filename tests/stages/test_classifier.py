@@ -1,0 +1,237 @@
+"""The classifier: planted quality, preparation of text, training through `models.FastText`, its figures by hand."""
+
+import functools
+import json
+import pickle
+import random
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import scipy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from gristmill.stages.classifier import Classifier, load_classifier, prepare, probabilities
+from gristmill.stages.kneser_ney import ModelError
+from gristmill.stages.models import FastText, Limits, Selection
+from gristmill.stages.train_fasttext import auc, evaluate
+
+SELECTIONS = {"positive": Selection(sources=("docs",)), "negative": Selection(where={"x": Limits(at_most=3)})}
+
+
+@functools.cache
+def prose():
+    """Some hundred docstrings of SciPy: real English of many hands."""
+    found = []
+    for path in sorted(Path(scipy.__file__).parent.glob("*/*.py")):
+        found += [t for t in re.findall(r'"""(.*?)"""', path.read_text("utf-8"), re.DOTALL) if len(t) > 600]
+    return sorted(set(found))[:800]
+
+
+@functools.cache
+def junk():
+    """Machine boilerplate and random characters, each document of its own."""
+    draw = random.Random(8)
+    menu = (
+        "Home|Log in|Sign up|Cookie settings|Accept all|Share on|Read more|Privacy policy|Next page|Add to cart".split(
+            "|"
+        )
+    )
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789{}<>=;/ \n"
+    return [
+        "\n".join(draw.choices(menu, k=draw.randint(20, 60)))
+        if i % 2
+        else "".join(draw.choices(letters, k=draw.randint(400, 900)))
+        for i in range(600)
+    ]
+
+
+def dirty_memory():
+    """Leaves memory behind for the next allocations that is neither zero nor a small number."""
+    blocks = [np.full(8_000 * k, 7e8, np.float32) for k in range(1, 40)]
+    blocks.clear()
+
+
+def batch(texts):
+    return pa.RecordBatch.from_pydict({"doc_id": [str(i) for i in range(len(texts))], "text": texts})
+
+
+def train(folder, positive, negative, **settings):
+    texts = {"positive": [pa.array(positive, pa.string())], "negative": [pa.array(negative, pa.string())]}
+    return FastText(**SELECTIONS, **settings).train(texts, folder)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """-> (folder, card) of a model that saw the first 500 and 400 documents."""
+    folder = tmp_path_factory.mktemp("quality")
+    return folder, train(folder, prose()[:500], junk()[:400], word_ngrams=2, buckets=20_000, dim=16)
+
+
+def test_junk_scores_below_prose(trained):
+    """Planted quality on documents never seen."""
+    stage = Classifier(model=str(trained[0]))
+    good = np.array(stage(batch(prose()[500:])).kept["classifier.score"].to_pylist())
+    bad = np.array(stage(batch(junk()[400:])).kept["classifier.score"].to_pylist())
+    assert len(good) > 100
+    assert auc(good, bad) > 0.95
+    assert good.min() >= 0
+    assert good.max() <= 1
+
+
+def test_min_score(trained):
+    texts = batch([*prose()[500:510], *junk()[400:410]])
+    everything = Classifier(model=str(trained[0]))(texts)
+    assert everything.kept.num_rows == 20
+    cut = Classifier(model=str(trained[0]), min_score=0.5)(texts)
+    assert cut.kept["doc_id"].to_pylist() == [str(i) for i in range(10)]
+    assert cut.dropped["reasons"].to_pylist() == [["classifier_score_too_low"]] * 10
+    assert (
+        pa.concat_arrays([cut.kept["classifier.score"], cut.dropped["classifier.score"]])
+        == everything.kept["classifier.score"]
+    )
+
+
+def test_card(trained):
+    folder, card = trained
+    assert sorted(p.name for p in folder.iterdir()) == ["model.bin", "model.json"]
+    validation = card["validation"]
+    data = card["data"]
+    assert data["positive"]["documents"] + validation["positive"] == 500
+    assert data["negative"]["documents"] + validation["negative"] == 400
+    assert 20 < validation["positive"] < 90
+    assert validation["auc"] > 0.95
+    assert validation["precision"] > 0.9
+    assert validation["recall"] > 0.9
+    assert sum(b["documents"] for b in validation["calibration"]) == validation["positive"] + validation["negative"]
+    assert len(validation["percentiles"]) == 101
+    assert "the" in card["features"]["positive"]
+    assert {"Cookie", "policy"} & set(card["features"]["negative"])
+    assert card["reproducible"] is True
+    assert card["files"]["model.bin"]["bytes"] == (folder / "model.bin").stat().st_size
+    json.dumps(card)
+
+
+def test_training_is_reproducible_and_needs_no_order(tmp_path):
+    files = []
+    for i, good in enumerate((prose()[:60], prose()[:60][::-1])):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        dirty_memory()
+        train(folder, good, junk()[:60], dim=8, buckets=1_000, word_ngrams=2)
+        files.append({p.name: p.read_bytes() for p in folder.iterdir()})
+    assert files[0].keys() == {"model.bin", "model.json"}
+    assert files[0]["model.bin"] == files[1]["model.bin"]
+    card = train(tmp_path, prose()[:60], junk()[:60], dim=8, buckets=1_000, threads=2)
+    assert card["reproducible"] is False
+
+
+def test_another_seed_is_another_model(tmp_path, trained):
+    train(tmp_path, prose()[:60], junk()[:60], dim=8, buckets=1_000, seed=1)
+    first = (tmp_path / "model.bin").read_bytes()
+    train(tmp_path, prose()[:60], junk()[:60], dim=8, buckets=1_000, seed=2)
+    assert first != (tmp_path / "model.bin").read_bytes()
+
+
+def test_text_is_prepared_for_fasttext():
+    texts = pa.array(["a\nb\n", "__label__negative x", "a </s> b __label__", ""])
+    assert prepare(texts).to_pylist() == ["a b ", "__label_ _negative x", "a < /s> b __label_ _", ""]
+
+
+def test_documents_cannot_label_themselves(tmp_path, trained):
+    """A positive document that says `__label__negative` trains as positive, and what follows `</s>` is read."""
+    trick = ["__label__negative </s> " + text for text in prose()[:100]]
+    card = train(tmp_path, trick, junk()[:100], dim=8)
+    assert card["validation"]["auc"] > 0.9
+    labels = load_classifier(str(tmp_path), "__label__positive").labels
+    assert sorted(labels) == ["__label__negative", "__label__positive"]
+    stage = Classifier(model=str(trained[0]))
+    whole, head = stage(batch([f"{junk()[1]}\n</s>\n{prose()[600]}", junk()[1]])).kept["classifier.score"].to_pylist()
+    assert whole > head
+
+
+def test_lines_are_words_apart(trained):
+    """Newlines separate words: the score is that of the text with spaces."""
+    model = Classifier(model=str(trained[0]))
+    scores = model(batch(["Cookie\nsettings\nof the", "Cookie settings of the", "Cookiesettingsof the"])).kept
+    first, second, glued = scores["classifier.score"].to_pylist()
+    assert first == second != glued
+
+
+def test_models_of_others_load_by_path(tmp_path, trained):
+    folder, _ = trained
+    by_file = Classifier(model=str(folder / "model.bin"), label="__label__negative")(batch(junk()[400:405])).kept
+    by_folder = Classifier(model=str(folder))(batch(junk()[400:405])).kept
+    sums = np.add(by_file["classifier.score"].to_pylist(), by_folder["classifier.score"].to_pylist())
+    assert sums == pytest.approx(1, abs=1e-4)
+    with pytest.raises(ModelError, match="has no label __label__hq; it has __label__"):
+        Classifier(model=str(folder), label="__label__hq")(batch(["a"]))
+    with pytest.raises(ModelError, match="was not trained"):
+        Classifier(model=str(tmp_path / "nowhere"))(batch(["a"]))
+    (tmp_path / "bad.bin").write_bytes(b"no model")
+    with pytest.raises(ModelError, match="fastText cannot read this model"):
+        Classifier(model=str(tmp_path / "bad.bin"))(batch(["a"]))
+
+
+def test_the_stage_travels_and_batches_do_not_matter(trained):
+    stage = pickle.loads(pickle.dumps(Classifier(model=str(trained[0]), min_score=0.5)))
+    texts = batch(prose()[500:540] + junk()[400:440] + [""])
+    whole = stage(texts)
+    parts = [stage(texts.slice(i, 9)).kept for i in range(0, 81, 9)]
+    assert pa.Table.from_batches(parts).combine_chunks() == pa.Table.from_batches([whole.kept])
+    assert stage(texts.slice(0, 0)).kept.num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("positive", "negative", "message"),
+    [
+        ([], ["a b"] * 50, "`positive` has 0"),
+        ([f"word {i}" for i in range(50)], [], "`negative` has 0"),
+        ([f"word {i}" for i in range(50)], [" ", "\n"] * 30, "`negative` has 0"),
+        ([f"word {i}" for i in range(5)], [f"word {i}" for i in range(50)], r"`positive` has \d\. Look at what"),
+    ],
+)
+def test_too_few_examples_make_no_model(tmp_path, positive, negative, message):
+    with pytest.raises(ModelError, match=message):
+        train(tmp_path, positive, negative)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_name_their_roles_and_refuse_the_unknown():
+    assert FastText(**SELECTIONS).roles() == SELECTIONS
+    with pytest.raises(ValidationError, match="word_ngram"):
+        FastText(**SELECTIONS, word_ngram=2)
+    with pytest.raises(ValidationError):
+        Selection(max_bytes=0)
+
+
+def test_figures_by_hand():
+    """Of positives .9 .6 .2 and negatives .6 .1: .9 beats both, .6 one and ties with one, .2 one: 4.5 of 6 pairs."""
+    figures = evaluate(np.array([0.9, 0.6, 0.2]), np.array([0.6, 0.1]))
+    assert figures["auc"] == 0.75
+    assert figures["precision"] == pytest.approx(2 / 3)
+    assert figures["recall"] == pytest.approx(2 / 3)
+    assert figures["calibration"][6] == {"documents": 2, "mean_score": 0.6, "share_positive": 0.5}
+    assert figures["calibration"][9]["documents"] == 1
+    assert figures["percentiles"][0] == 0.1
+    empty = evaluate(np.zeros(0), np.zeros(0))
+    assert empty["auc"] is None
+    assert empty["precision"] is None
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=9), st.lists(st.integers(0, 5), min_size=1, max_size=9))
+@settings(max_examples=60, deadline=None)
+def test_auc_counts_pairs(positive, negative):
+    pairs = [(p > n) + (p == n) / 2 for p in positive for n in negative]
+    assert auc(np.array(positive, float), np.array(negative, float)) == pytest.approx(sum(pairs) / len(pairs))
+
+
+def test_scores_agree_with_fasttext_one_by_one(trained):
+    model = load_classifier(str(trained[0]), "__label__positive")
+    texts = prepare(pa.array(prose()[500:520] + junk()[400:420]))
+    expected = [dict(zip(*model.predict(t, k=-1), strict=True))["__label__positive"] for t in texts.to_pylist()]
+    assert probabilities(model, texts) == pytest.approx(np.clip(expected, 0, 1), abs=1e-7)
