@@ -96,7 +96,7 @@ def _ipv4(classes, blocks, data, p, high):  # type: ignore[no-untyped-def]
     address, octets = np.int64(0), 0
     start = p
     while True:
-        value, digits, first = 0, 0, p
+        value, digits, first = np.int64(0), 0, p
         while p < high and digits < 4 and _is(classes, data, p, _DIGIT):
             value = value * 10 + np.int64(load8(data, p)) - 48
             digits += 1

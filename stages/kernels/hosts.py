@@ -1,0 +1,228 @@
+"""URLs against lists of hosts, domains and addresses: 64-bit hashes, no strings.
+
+A list is a sorted array of hashes, 8 bytes an entry, whatever the length of the entries; a list file is hashed while
+it is read. Two different strings with one hash are expected once in 10^12 look-ups of a list of 10 million.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit, uint64
+
+from gristmill.stages.kernels.buffers import load8, mix64
+
+_SEED = uint64(0x9E3779B97F4A7C15)
+_BUCKET_BITS = 16
+
+
+@dataclass(frozen=True)
+class HashSet:
+    """Sorted hashes, and where those of each leading 16 bits begin: a look-up touches two cache lines or so."""
+
+    hashes: np.ndarray  # (n,) uint64, ascending, each once
+    starts: np.ndarray  # (65537,) int64
+
+    @classmethod
+    def of(cls, hashes: np.ndarray) -> HashSet:
+        ordered = np.unique(hashes)
+        edges = np.arange((1 << _BUCKET_BITS) + 1, dtype=np.uint64) << np.uint64(64 - _BUCKET_BITS)
+        starts = np.searchsorted(ordered, edges[:-1]).astype(np.int64)
+        return cls(ordered, np.append(starts, len(ordered)))
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+
+@njit(inline="always")
+def _lower(byte):  # type: ignore[no-untyped-def]
+    return byte + np.uint8(32) if 65 <= byte <= 90 else byte
+
+
+@njit(nogil=True, cache=True)
+def hash_span(data, start, stop):  # type: ignore[no-untyped-def]
+    """Hash of bytes start:stop, ASCII letters lowered."""
+    h = _SEED
+    for p in range(start, stop):
+        h = (h ^ uint64(_lower(load8(data, p)))) * uint64(0x100000001B3)  # FNV-1a, finished by mix64
+    return mix64(h ^ (uint64(stop - start) << uint64(48)))
+
+
+@njit(inline="always")
+def _contains(hashes, starts, h):  # type: ignore[no-untyped-def]
+    bucket = h >> uint64(64 - _BUCKET_BITS)
+    low, high = starts[bucket], starts[bucket + uint64(1)]
+    while low < high:
+        middle = (low + high) >> 1
+        if hashes[middle] < h:
+            low = middle + 1
+        else:
+            high = middle
+    return low < starts[bucket + uint64(1)] and hashes[low] == h
+
+
+@njit(nogil=True, cache=True)
+def split_url(data, start, stop):  # type: ignore[no-untyped-def]
+    """A URL's parts -> (first byte of the host, byte after it, first byte of the path, byte after the query).
+
+    Without scheme, user, port, the host's last dot, and fragment. A URL without "://" begins with its host.
+    """
+    p = start
+    while p + 2 < stop and not (load8(data, p) == 58 and load8(data, p + 1) == 47 and load8(data, p + 2) == 47):
+        byte = load8(data, p)
+        if not (97 <= _lower(byte) <= 122 or 48 <= byte <= 57 or byte == 43 or byte == 45 or byte == 46):  # noqa: PLR1714
+            p = stop  # no scheme: a path, port or user came first
+            break
+        p += 1
+    host = p + 3 if p + 2 < stop else start
+    path = host
+    while path < stop and load8(data, path) not in (47, 63, 35):  # "/", "?", "#"
+        if load8(data, path) == 64:  # "@": what stood before is a user
+            host = path + 1
+        path += 1
+    host_stop = path
+    p = path - 1
+    while p >= host and 48 <= load8(data, p) <= 57:
+        p -= 1
+    if p >= host and load8(data, p) == 58:
+        host_stop = p
+    while host_stop > host and load8(data, host_stop - 1) == 46:
+        host_stop -= 1
+    end = path
+    while end < stop and load8(data, end) != 35:
+        end += 1
+    return host, host_stop, path, end
+
+
+@njit(inline="always")
+def _without_www(data, host, host_stop):  # type: ignore[no-untyped-def]
+    if host_stop - host > 4 and load8(data, host + 3) == 46:
+        w = (load8(data, host) | 32) == 119 and (load8(data, host + 1) | 32) == 119
+        if w and (load8(data, host + 2) | 32) == 119:
+            return host + 4
+    return host
+
+
+@njit(nogil=True, cache=True)
+def _hash_address(data, start, stop):  # type: ignore[no-untyped-def]
+    """Hash of a page's address as lists write it: host without "www.", path and query without the last "/"."""
+    host, host_stop, path, end = split_url(data, start, stop)
+    if end > path and load8(data, end - 1) == 47:
+        end -= 1
+    return hash_span(data, _without_www(data, host, host_stop), host_stop) ^ (
+        hash_span(data, path, end) * uint64(0x9E3779B97F4A7C15)
+    )
+
+
+HOSTS, ADDRESSES, WORDS = 0, 1, 2  # what the lines of a list are
+
+
+@njit(nogil=True, cache=True)
+def hash_lines(data, start, stop, kind):  # type: ignore[no-untyped-def]
+    """Lines of a list in bytes start:stop -> (entries,) uint64. White space around, blank lines and "#" lines go."""
+    hashes = np.empty(16 + (stop - start) // 4, np.uint64)
+    count = 0
+    p = start
+    while p < stop:
+        end = p
+        while end < stop and load8(data, end) != 10:
+            end += 1
+        first, last = p, end
+        p = end + 1
+        while first < last and load8(data, first) <= 32:
+            first += 1
+        while last > first and load8(data, last - 1) <= 32:
+            last -= 1
+        if first == last or load8(data, first) == 35:  # "#"
+            continue
+        if kind == HOSTS:
+            while first < last and (load8(data, first) == 42 or load8(data, first) == 46):  # "*.example.com"
+                first += 1
+            host, host_stop, _, _ = split_url(data, first, last)
+            value = hash_span(data, host, host_stop)
+        elif kind == ADDRESSES:
+            value = _hash_address(data, first, last)
+        else:
+            value = hash_span(data, first, last)
+        if count == len(hashes):
+            grown = np.empty(2 * count, np.uint64)
+            grown[:count] = hashes
+            hashes = grown
+        hashes[count] = value
+        count += 1
+    return hashes[:count]
+
+
+HOST_LISTED, DOMAIN_LISTED, ADDRESS_LISTED, WORD_LISTED = 0, 1, 2, 3
+
+
+@njit(inline="always")
+def _is_word(byte):  # type: ignore[no-untyped-def]
+    return 97 <= _lower(byte) <= 122 or 48 <= byte <= 57 or byte >= 128
+
+
+@njit(nogil=True, cache=True)
+def match_urls(data, ends, hosts, domains, addresses, words, soft):  # type: ignore[no-untyped-def]
+    """hosts, ...: (hashes, starts) of a HashSet each -> (listed (n, 4) bool, distinct soft words (n,) int64).
+
+    A domain is listed when the host or a parent domain of it with at least one dot is. Words are the runs of letters
+    and digits of host, path and query.
+    """
+    listed = np.zeros((len(ends) - 1, 4), np.bool_)
+    soft_words = np.zeros(len(ends) - 1, np.int64)
+    seen = np.empty(64, np.uint64)
+    for row in range(len(ends) - 1):
+        if ends[row] == ends[row + 1]:
+            continue
+        host, host_stop, _, end = split_url(data, ends[row], ends[row + 1])
+        whole = hash_span(data, host, host_stop)
+        listed[row, HOST_LISTED] = _contains(hosts[0], hosts[1], whole)
+        if len(domains[0]):
+            found = _contains(domains[0], domains[1], whole)
+            dot = host_stop - 1  # the last dot of the host: what is behind it is never looked up
+            while dot > host and load8(data, dot) != 46:
+                dot -= 1
+            p = host
+            while p < dot and not found:
+                if load8(data, p) == 46:
+                    found = _contains(domains[0], domains[1], hash_span(data, p + 1, host_stop))
+                p += 1
+            listed[row, DOMAIN_LISTED] = found
+        if len(addresses[0]):
+            listed[row, ADDRESS_LISTED] = _contains(
+                addresses[0], addresses[1], _hash_address(data, ends[row], ends[row + 1])
+            )
+        if len(words[0]) or len(soft[0]):
+            count = 0
+            p = host
+            while p < end:
+                if not _is_word(load8(data, p)):
+                    p += 1
+                    continue
+                first = p
+                while p < end and _is_word(load8(data, p)):
+                    p += 1
+                value = hash_span(data, first, p)
+                if _contains(words[0], words[1], value):
+                    listed[row, WORD_LISTED] = True
+                if count < len(seen) and _contains(soft[0], soft[1], value):
+                    known = False
+                    for i in range(count):
+                        known |= seen[i] == value
+                    if not known:
+                        seen[count] = value
+                        count += 1
+            soft_words[row] = count
+    return listed, soft_words
+
+
+@njit(nogil=True, cache=True)
+def hosts_beyond_ascii(data, ends):  # type: ignore[no-untyped-def]
+    """Rows whose host has a byte over 127 -> (n,) bool."""
+    beyond = np.zeros(len(ends) - 1, np.bool_)
+    for row in range(len(ends) - 1):
+        host, host_stop, _, _ = split_url(data, ends[row], ends[row + 1])
+        for p in range(host, host_stop):
+            beyond[row] |= load8(data, p) >= 128
+    return beyond
