@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +55,7 @@ class CheckpointState(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     version: int = FORMAT_VERSION
-    data: str  # the plan's hash: which windows come next
+    course: str  # identity of the run's steps, past and to come
     progress: Progress
     world: int
     files: dict[str, tuple[int, str]] = Field(default_factory=dict)  # name -> (bytes, xxh3-128)
@@ -74,6 +76,14 @@ def _tensors(model: Llama, optimizer: AdamW) -> dict[str, Any]:
         "model": {name: p.detach() for name, p in model.named_parameters()},
         "optimizer": optimizer.state(),
     }
+
+
+@contextmanager
+def _alone_is_fine() -> Iterator[None]:
+    """Without torch's warning that there is no process group: one rank needs none."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        yield
 
 
 def _digest(path: Path) -> tuple[int, str]:
@@ -100,7 +110,7 @@ def _sync(path: Path) -> None:
 
 
 def save(
-    root: Path, model: Llama, optimizer: AdamW, progress: Progress, data: str, group: Group, keep_last: int
+    root: Path, model: Llama, optimizer: AdamW, progress: Progress, course: str, group: Group, keep_last: int
 ) -> Path:
     """Writes a checkpoint and removes older ones than the last `keep_last`. All ranks call it together.
 
@@ -122,7 +132,8 @@ def save(
     problem = ""
     try:
         tensors = _tensors(model, optimizer)
-        save_tensors(tensors, storage_writer=FileSystemWriter(work), no_dist=group.mesh is None)
+        with _alone_is_fine():
+            save_tensors(tensors, storage_writer=FileSystemWriter(work), no_dist=group.mesh is None)
         names = [path.name for path in work.iterdir()]
         digests = {name: _digest(work / name) for name in _mine(names, group)}
     except (OSError, CheckpointException, RuntimeError) as error:
@@ -131,7 +142,7 @@ def save(
     files = {name: digest for part in group.gather(digests) for name, digest in part.items()}
     if group.leads and not problems:
         try:
-            _publish(work, target, CheckpointState(data=data, progress=progress, world=group.world, files=files))
+            _publish(work, target, CheckpointState(course=course, progress=progress, world=group.world, files=files))
         except OSError as error:
             problems = [str(error)]
     problems = group.gather(problems)[0]
@@ -173,12 +184,12 @@ def _check(folder: Path, group: Group) -> tuple[CheckpointState | None, str]:
 
 
 def load(
-    root: Path, model: Llama, optimizer: AdamW, data: str, group: Group, say: Callable[[str], None]
+    root: Path, model: Llama, optimizer: AdamW, course: str, group: Group, say: Callable[[str], None]
 ) -> Progress | None:
     """Fills model and optimizer from the newest sound checkpoint; None where there is none. All ranks together.
 
-    A damaged checkpoint is skipped, and `say` gets the reason. Raises TrainError where a sound one belongs to other
-    data, or does not fit the model.
+    A damaged checkpoint is skipped, and `say` gets the reason. Raises TrainError where a sound one belongs to
+    another run.
     """
     found = group.gather([path.name for path in complete(root)])[0]  # one rank's listing counts
     for name in reversed(found):
@@ -187,18 +198,19 @@ def load(
         if problem or state is None:
             say(f"{folder}: damaged, {problem}; trying the one before.")
             continue
-        if state.data != data:
+        if state.course != course:
             raise TrainError(
-                f"{folder}: saved while training on other data (plan {state.data}, now {data}). The mixture, the "
-                "tokens or the seed has changed. Train in another folder, or delete this one to start over."
+                f"{folder}: belongs to another run: the mixture, the tokens, the seed or a setting of the training has "
+                "changed since. Train in another folder, or delete this one to start over."
             )
         tensors = _tensors(model, optimizer)
         try:
-            load_tensors(tensors, storage_reader=FileSystemReader(folder), no_dist=group.mesh is None)
+            with _alone_is_fine():
+                load_tensors(tensors, storage_reader=FileSystemReader(folder), no_dist=group.mesh is None)
         except (CheckpointException, RuntimeError, ValueError) as error:
             raise TrainError(
-                f"{folder}: does not fit the model: {str(error).strip().splitlines()[-1]}. The model's settings have "
-                "changed. Train in another folder, or delete this one to start over."
+                f"{folder}: cannot be loaded: {str(error).strip().splitlines()[-1]}. Delete it to go on "
+                "from the one before."
             ) from error
         optimizer.updates = state.progress.updates
         return state.progress

@@ -21,6 +21,11 @@ from gristmill.stages.documents import Settings
 VERSION = 1  # raise it when the same settings train another model; it is part of a run's key
 
 
+RUN_FILE, LOG_FILE = "run.json", "log.txt"  # of a run's folder
+DONE_FILE, STOPPED_FILE, FAILED_FILE = "done.json", "stopped.json", "failed.json"  # how it ended; one of them
+SCORES_FILE = "scores.json"
+
+
 class TrainError(RuntimeError):
     """Training cannot start or go on; the message says what, where, why, and what to do."""
 
@@ -166,6 +171,8 @@ class TrainConfig(Settings):
 
 # Settings that change where and how often something is written, never the trained weights or the scores.
 BYSTANDERS = {"checkpoint_every", "keep_last", "max_restarts", "tensorboard", "eval_every"}
+# Settings that a run may change half way: the steps that follow are the same but for rounding.
+MACHINERY = {"ranks", "threads", "device", "compile", "micro_windows", "max_skipped", "eval_bytes"}
 
 
 class Run(Settings):
@@ -175,6 +182,7 @@ class Run(Settings):
     mixture: str  # path of a mixture file
     tokens: str  # folder of token shards
     out: str
+    key: str = ""  # identity of the result, where the starter knows it
 
     def save(self, path: Path) -> None:
         path.write_bytes(orjson.dumps(self.model_dump(mode="json"), option=orjson.OPT_INDENT_2))
@@ -194,4 +202,11 @@ def run_key(config: TrainConfig, data: str) -> str:
     The number of ranks and threads is part of it: sums in another order give another last bit.
     """
     body = {"version": VERSION, "config": config.model_dump(mode="json", exclude=BYSTANDERS), "data": data}
+    return xxhash.xxh3_128_hexdigest(orjson.dumps(body, option=orjson.OPT_SORT_KEYS))
+
+
+def course_key(config: TrainConfig, data: str) -> str:
+    """Identity of a run's course: a checkpoint with the same one can be gone on from."""
+    settings = config.model_dump(mode="json", exclude=BYSTANDERS | MACHINERY)
+    body = {"version": VERSION, "config": settings, "data": data}
     return xxhash.xxh3_128_hexdigest(orjson.dumps(body, option=orjson.OPT_SORT_KEYS))

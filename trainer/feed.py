@@ -10,7 +10,7 @@ import numpy as np
 from gristmill.mixtures.mixture import Mixture
 from gristmill.mixtures.plan import Plan
 from gristmill.tokenize.shards import TokenSet
-from gristmill.trainer.config import Run, TrainConfig, TrainError, run_key
+from gristmill.trainer.config import Run, TrainConfig, TrainError, course_key, run_key
 
 MAX_NAMED_DOCUMENTS = 20  # in a message about a bad batch
 
@@ -23,20 +23,24 @@ class Feed:
         if plan.windows != needed:
             raise TrainError(
                 f"Mixture {plan.mixture} plans {plan.windows:,} windows of {plan.seq_len} tokens, but the run "
-                f"trains on {needed:,}: {config.total_steps:,} steps of {config.batch_windows}. A mixture with a budget of its "
-                f"own must ask for {config.total_tokens:,} tokens; else leave the budget to the run."
+                f"trains on {needed:,}: {config.total_steps:,} steps of {config.batch_windows}. A mixture "
+                f"with a budget of its own must ask for {config.total_tokens:,} tokens; else leave it to the run."
             )
         self.plan, self.config = plan, config
 
     @property
-    def hash(self) -> str:
-        """Equal hashes mean equal windows at equal positions."""
-        return self.plan.hash
+    def _data(self) -> str:
+        return f"{self.plan.hash} {self.plan.tokens.manifest.digest}"
+
+    @property
+    def course(self) -> str:
+        """Identity of the steps: which windows come when, and what is done with them."""
+        return course_key(self.config, self._data)
 
     @property
     def key(self) -> str:
-        """Identity of what the run comes to."""
-        return run_key(self.config, f"{self.plan.hash} {self.plan.tokens.manifest.digest}")
+        """Identity of what the run comes to, scores included."""
+        return run_key(self.config, self._data)
 
     @property
     def phases(self) -> dict[str, int]:

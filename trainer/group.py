@@ -52,6 +52,9 @@ class Group:
             dist.destroy_process_group()
 
 
+ALONE = Group(0, 1, torch.device("cpu"), None)
+
+
 def join(config: TrainConfig) -> Group:
     """This process's place among the ranks. Raises TrainError where torchrun started another number of them."""
     world = int(os.environ.get("WORLD_SIZE", "1"))

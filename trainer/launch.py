@@ -29,13 +29,22 @@ from typing import Any, Literal
 
 import orjson
 
-from gristmill.trainer.config import Run, TrainConfig, TrainError
+from gristmill.trainer.config import (
+    DONE_FILE,
+    FAILED_FILE,
+    LOG_FILE,
+    RUN_FILE,
+    SCORES_FILE,
+    STOPPED_FILE,
+    Run,
+    TrainConfig,
+    TrainError,
+)
 from gristmill.trainer.metrics import METRICS_FILE, Follower
 from gristmill.trainer.score import Scores
 
 POLL_S = 0.1
 STOP_PATIENCE_S = 30.0  # after SIGTERM, for the last checkpoint
-LOG_FILE, RUN_FILE = "log.txt", "run.json"
 LOG_TAIL = 25  # lines in an error
 CHATTER = ("NOTE: Redirects are currently not supported", "[W", "W1", "*****", "Setting OMP_NUM_THREADS")
 
@@ -55,29 +64,33 @@ class Outcome:
 def finished(out: Path, key: str) -> Outcome | None:
     """The outcome in a folder, if it is complete and of this key."""
     try:
-        done = orjson.loads((out / "done.json").read_bytes())
-        scores = Scores.load(out / "scores.json")
+        done = orjson.loads((out / DONE_FILE).read_bytes())
+        scores = Scores.load(out / SCORES_FILE)
     except (OSError, ValueError):
         return None
     return Outcome("done", out, done, scores) if done.get("key") == key == scores.key else None
 
 
 def run(
-    config: TrainConfig, mixture: str, tokens_folder: str, out: str, on_progress: OnProgress | None = None
+    config: TrainConfig,
+    mixture: str,
+    tokens_folder: str,
+    out: str,
+    on_progress: OnProgress | None = None,
+    key: str = "",
 ) -> Outcome:
-    """Trains and scores one model. What the folder already has is continued or, when complete, given back.
+    """Trains and scores one model. What the folder already has is continued.
 
     on_progress gets every line of metrics.jsonl once, as it is written; after a restart the steps that are done again
-    come again. Raises TrainError, with the end of the log, when the run fails for good. When interrupted, the ranks
-    save and end before the exception goes on.
+    come again. key is kept in run.json. Raises TrainError, with the end of the log, when the run fails for good. When
+    interrupted, the ranks save and end before the exception goes on.
     """
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("failed.json", "done.json"):
+    for name in (FAILED_FILE, STOPPED_FILE, DONE_FILE):
         (folder / name).unlink(missing_ok=True)
-    Run(config=config, mixture=str(Path(mixture).resolve()), tokens=str(Path(tokens_folder).resolve()), out=out).save(
-        folder / RUN_FILE
-    )
+    where = {name: str(Path(path).resolve()) for name, path in (("mixture", mixture), ("tokens", tokens_folder))}
+    Run(config=config, **where, out=str(folder.resolve()), key=key).save(folder / RUN_FILE)
     follower = Follower(folder / METRICS_FILE)
     lives = 1 if config.ranks > 1 else 1 + config.max_restarts
     for life in range(lives):
@@ -86,7 +99,7 @@ def run(
                 _report(follower, on_progress)
                 time.sleep(POLL_S)
         _report(follower, on_progress)
-        if process.returncode == 0 or (folder / "failed.json").exists() or life == lives - 1:
+        if process.returncode == 0 or (folder / FAILED_FILE).exists() or life == lives - 1:
             break
         _note(folder, f"The process ended with {_ending(process.returncode)}; starting again.")
         time.sleep(min(2.0**life * 0.5, 30.0))
@@ -164,19 +177,19 @@ def _ending(code: int) -> str:
 
 
 def _outcome(folder: Path, code: int, config: TrainConfig) -> Outcome:
-    failed = folder / "failed.json"
+    failed = folder / FAILED_FILE
     if failed.exists():
         raise TrainError(orjson.loads(failed.read_bytes())["message"])
     try:
-        done = orjson.loads((folder / "done.json").read_bytes())
+        done = orjson.loads((folder / DONE_FILE).read_bytes())
     except FileNotFoundError:
-        if "Asked to stop: saved" in _tail(folder):
+        if (folder / STOPPED_FILE).exists():
             return Outcome("stopped", folder, {}, None)
         raise TrainError(
             f"{folder}: training ended with {_ending(code)} and was started again at most {config.max_restarts} times. "
             f"The same command goes on from the last checkpoint. The end of {folder / LOG_FILE}:\n{_tail(folder)}"
         ) from None
-    return Outcome("done", folder, done, Scores.load(folder / "scores.json"))
+    return Outcome("done", folder, done, Scores.load(folder / SCORES_FILE))
 
 
 def _tail(folder: Path) -> str:

@@ -25,9 +25,20 @@ from gristmill.tokenize.shards import TokenSet
 from gristmill.trainer.config import TrainError
 from gristmill.trainer.group import Group
 from gristmill.trainer.model import Llama
-from gristmill.trainer.stats import Texts
 
 BATCH_TOKENS = 4_096  # padding included
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Held-out documents of one source under one model: bits (documents,) it needs, bytes (documents,) they are."""
+
+    bits: np.ndarray
+    bytes: np.ndarray
+
+    @property
+    def bits_per_byte(self) -> float:
+        return float(self.bits.sum() / self.bytes.sum())
 
 
 class SourceScore(Settings):

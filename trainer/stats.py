@@ -14,9 +14,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import stats as scipy_stats
+
+if TYPE_CHECKING:
+    from gristmill.trainer.score import Texts
 
 
 @dataclass(frozen=True)
@@ -106,18 +110,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(known) - rank) * p_values[i]))
         out[i] = largest
     return out
-
-
-@dataclass(frozen=True)
-class Texts:
-    """Held-out documents of one source under one model: bits (documents,) it needs, bytes (documents,) they are."""
-
-    bits: np.ndarray
-    bytes: np.ndarray
-
-    @property
-    def bits_per_byte(self) -> float:
-        return float(self.bits.sum() / self.bytes.sum())
 
 
 def _draws(documents: int, draws: int, rng: np.random.Generator) -> np.ndarray:

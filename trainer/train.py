@@ -33,7 +33,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,10 +48,19 @@ from torch.distributed.fsdp import FSDPModule
 
 from gristmill.mixtures.plan import MixtureError
 from gristmill.stages.settings_file import SettingsError
+from gristmill.stages.shards import publish_bytes
 from gristmill.tokenize.shards import TokenError, TokenSet
 from gristmill.trainer import checkpoint
 from gristmill.trainer.checkpoint import Progress
-from gristmill.trainer.config import Run, TrainConfig, TrainError
+from gristmill.trainer.config import (
+    DONE_FILE,
+    FAILED_FILE,
+    SCORES_FILE,
+    STOPPED_FILE,
+    Run,
+    TrainConfig,
+    TrainError,
+)
 from gristmill.trainer.feed import Feed, open_feed
 from gristmill.trainer.group import Group, join, shard
 from gristmill.trainer.metrics import METRICS_FILE, MetricsLog
@@ -65,7 +74,7 @@ from gristmill.trainer.optim import (
 )
 from gristmill.trainer.score import score
 
-DONE_FILE, SCORES_FILE, FAILED_FILE, LOCK_FILE = "done.json", "scores.json", "failed.json", ".lock"
+LOCK_FILE = ".lock"
 LOCK_PATIENCE_S = 60.0  # for ranks of a group that is just ending
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 
@@ -117,7 +126,7 @@ def prepare(run: Run, group: Group) -> Job:
     initialise(model, config.seed)
     optimizer = AdamW(model.named_parameters(), config.betas, config.eps, config.weight_decay)
     heard = say if group.leads else lambda text: None
-    progress = checkpoint.load(Path(run.out) / "checkpoints", model, optimizer, feed.hash, group, heard)
+    progress = checkpoint.load(Path(run.out) / "checkpoints", model, optimizer, feed.course, group, heard)
     decay_from = decay_start_of_phase(config, feed.phases)
     if progress is not None:
         heard(f"Going on after step {progress.step} of {config.total_steps}.")
@@ -220,45 +229,54 @@ def update(job: Job, outcome: Step, lr: float) -> None:
 def loop(job: Job) -> bool:
     """Trains to the end -> whether it got there; False when it was asked to stop, after saving."""
     config, group, progress = job.config, job.group, job.progress
-    log = MetricsLog(job.out / METRICS_FILE, progress.step) if group.leads else None
-    board = _board(job) if config.tensorboard and group.leads else None
     batches = job.feed.batches(group.rank, group.world, progress.windows)
-    with StopRequest().listening() as stop:
-        for number in range(progress.step, config.total_steps):
+    with StopRequest().listening() as stop, recording(job) as record:
+        while progress.step < config.total_steps:
             began = time.perf_counter()
             ids, documents = next(batches)
             outcome = step(job, ids, documents, bool(stop))
-            lr = learning_rate(config, number, job.decay_from)
+            lr = learning_rate(config, progress.step, job.decay_from)
             update(job, outcome, lr)
-            progress.step, progress.windows = number + 1, (number + 1) * config.batch_windows
+            progress.step += 1
+            progress.windows += config.batch_windows
             line = _line(job, outcome, lr, time.perf_counter() - began)
             last = progress.step == config.total_steps
-            if config.eval_every and progress.step % config.eval_every == 0 and not last:
+            if _due(config.eval_every, progress.step) and not last:
                 scores = score(job.model, job.tokens, config.seq_len, config.eval_bytes, group, progress.step, "")
                 line["bits_per_byte"] = scores.bits_per_byte
-            if log is not None:
-                log.add(line)
-            if board is not None:
-                _show(board, line)
-            due = config.checkpoint_every and progress.step % config.checkpoint_every == 0
-            if last or due or outcome.stop:
+            record(line)
+            if last or outcome.stop or _due(config.checkpoint_every, progress.step):
                 save(job, must=last or outcome.stop)
             if outcome.stop and not last:
                 if group.leads:
                     say(f"Asked to stop: saved after step {progress.step} of {config.total_steps}.")
+                    publish_bytes(str(job.out / STOPPED_FILE), orjson.dumps({"step": progress.step}))
                 return False
-    if log is not None:
-        log.close()
-    if board is not None:
-        board.close()
     return True
+
+
+def _due(every: int, step: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+@contextmanager
+def recording(job: Job) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A function that takes the lines of metrics.jsonl; only the leader's writes them."""
+    if not job.group.leads:
+        yield lambda line: None
+        return
+    log = MetricsLog(job.out / METRICS_FILE, job.progress.step, tensorboard=job.config.tensorboard)
+    try:
+        yield log.add
+    finally:
+        log.close()
 
 
 def save(job: Job, must: bool) -> None:
     """Saves a checkpoint. Where the disk refuses, training goes on without, unless this one is needed."""
     try:
         checkpoint.save(
-            job.checkpoints, job.model, job.optimizer, job.progress, job.feed.hash, job.group, job.config.keep_last
+            job.checkpoints, job.model, job.optimizer, job.progress, job.feed.course, job.group, job.config.keep_last
         )
     except OSError as error:
         if must:
@@ -289,28 +307,13 @@ def _line(job: Job, outcome: Step, lr: float, seconds: float) -> dict[str, Any]:
     return line
 
 
-def _board(job: Job) -> Any:
-    """A TensorBoard writer that forgets what comes after the step we go on from."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(job.out / "tensorboard"), purge_step=job.progress.step + 1)
-
-
-def _show(board: Any, line: dict[str, Any]) -> None:
-    for name in ("loss", "lr", "grad_norm", "tokens_per_s"):
-        if line[name] is not None:
-            board.add_scalar(name, line[name], line["step"])
-    for source, bits in line.get("bits_per_byte", {}).items():
-        board.add_scalar(f"bits_per_byte/{source}", bits, line["step"])
-
-
 def finish(job: Job, seconds: float) -> None:
     """Scores the model and says that the run is done, in this order."""
     config, key = job.config, job.feed.key
     scores = score(job.model, job.tokens, config.seq_len, config.eval_bytes, job.group, job.progress.step, key)
     if not job.group.leads:
         return
-    _publish(job.out / SCORES_FILE, scores.encoded())
+    publish_bytes(str(job.out / SCORES_FILE), scores.encoded())
     done = {
         "key": key,
         "steps": job.progress.step,
@@ -323,16 +326,7 @@ def finish(job: Job, seconds: float) -> None:
         "sources": job.feed.consumed(job.progress.windows),
         "bits_per_byte": scores.bits_per_byte,
     }
-    _publish(job.out / DONE_FILE, orjson.dumps(done, option=orjson.OPT_INDENT_2))
-
-
-def _publish(path: Path, data: bytes) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    publish_bytes(str(job.out / DONE_FILE), orjson.dumps(done, option=orjson.OPT_INDENT_2))
 
 
 @contextmanager
@@ -364,6 +358,7 @@ def work(run: Run, group: Group) -> None:
     with only_writer(out, group.leads):
         group.gather(None)  # nobody reads the folder before it is ours
         if group.leads:
+            (out / STOPPED_FILE).unlink(missing_ok=True)
             for half in (out / "checkpoints").glob("*.tmp"):
                 shutil.rmtree(half)
         job = prepare(run, group)
@@ -387,7 +382,7 @@ def main(arguments: list[str] | None = None) -> int:
         work(run, group)
     except (TrainError, TokenError, MixtureError, SettingsError) as error:
         say(f"{type(error).__name__}: {error}")
-        _publish(failed, orjson.dumps({"error": type(error).__name__, "message": str(error)}))
+        publish_bytes(str(failed), orjson.dumps({"error": type(error).__name__, "message": str(error)}))
         return 0 if "TORCHELASTIC_RUN_ID" in os.environ else 1
     group.leave()
     return 0

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 import xxhash
 
 from gristmill.tokenize.shards import INDEX_SCHEMA, ShardInfo, TokenManifest
 from gristmill.tokenize.write import index_bytes
+from gristmill.trainer.config import Run, TrainConfig
+from gristmill.trainer.group import ALONE
+from gristmill.trainer.train import work
 
 VOCAB, EOS = 61, 60
 
@@ -86,3 +91,48 @@ def _shard(folder: Path, name: str, source: str, split: str, texts: list[np.ndar
 def tokens_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two sources: `tidy` can be learned, `noise` cannot."""
     return write_tokens(tmp_path_factory.mktemp("trainer") / "tokens", {"tidy": (400, True), "noise": (150, False)})
+
+
+@pytest.fixture(scope="session")
+def even(tokens_folder: Path) -> Path:
+    """A mixture of both sources, half and half."""
+    path = tokens_folder.parent / "even.yaml"
+    path.write_text("name: even\nmax_epochs: 1000\nsources: {tidy: 0.5, noise: 0.5}\n")
+    return path
+
+
+@pytest.fixture(scope="session")
+def make_run(tokens_folder: Path, even: Path) -> Callable[..., Run]:
+    """make_run(out, **changes) -> a run of 20 steps of a tiny model."""
+
+    def make(out: Path, mixture: Path = even, **changes: object) -> Run:
+        out.mkdir(parents=True, exist_ok=True)
+        settings = {
+            "model": {"width": 32, "layers": 2, "heads": 2},
+            "seq_len": 32,
+            "batch_windows": 8,
+            "steps": 20,
+            "lr": 0.01,
+            "checkpoint_every": 5,
+            "keep_last": 4,
+            **changes,
+        }
+        if "budget_tokens" in changes:
+            settings.pop("steps")
+        config = TrainConfig.model_validate(settings)
+        return Run(config=config, mixture=str(mixture), tokens=str(tokens_folder), out=str(out))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, make_run: Callable[..., Run]) -> Path:
+    """The folder of a finished run of make_run's settings, one rank, in this process."""
+    run = make_run(tmp_path_factory.mktemp("undisturbed") / "run")
+    work(run, ALONE)
+    return Path(run.out)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+
 from gristmill.trainer.config import PRESETS, ModelShape, TrainConfig, TrainError
 from gristmill.trainer.loss import token_nll, token_nll_each
 from gristmill.trainer.model import Llama, count_parameters, flops_per_token, initialise, parameter_shapes
