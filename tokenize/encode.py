@@ -17,6 +17,7 @@ id of the special token.
 from __future__ import annotations
 
 import logging
+import threading
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -227,6 +228,19 @@ class Encoder:
         parts = [np.array(encoding.ids, np.uint32) for encoding in encodings]
         lengths = np.array([len(part) for part in parts], np.int64)
         return (np.concatenate(parts) if parts else np.zeros(0, np.uint32)), lengths
+
+
+_of_thread = threading.local()
+
+
+def thread_encoder(tokenizer_json: bytes, *, eos_token: str = END_OF_TEXT, backend: Backend = "auto") -> Encoder:
+    """The encoder of this thread for a tokenizer: made once, since loading takes half a second, and kept until another
+    one is asked for. `begin` makes it fit for the next shard."""
+    key = (tokenizer_json, eos_token, backend)
+    if getattr(_of_thread, "key", None) != key:
+        _of_thread.encoder, _of_thread.key = Encoder(tokenizer_json, eos_token=eos_token, backend=backend), key
+    encoder: Encoder = _of_thread.encoder
+    return encoder
 
 
 def special_tokens(tokenizer_json: bytes) -> dict[str, int]:

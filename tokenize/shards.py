@@ -17,7 +17,7 @@ A folder of tokens holds
     holdout-00000.bin    the same for held-out documents
     holdout-00000.idx
 
-Boundaries are stored, never searched for: a document may hold any id, the end-of-text id included only at its end.
+Boundaries are stored, never searched for.
 A shard holds one source and one split. A shard without tokens is legal: its .bin has no bytes.
 
 `write.py` makes these files, `verify.py` reads every byte of them and says what is wrong where. `TokenSet.open`
@@ -103,6 +103,7 @@ class TokenManifest(BaseModel):
     special_ids: dict[str, int] = Field(default_factory=dict)  # text of a special token -> id
     tokenizer_xxh3: str  # xxh3-128 of tokenizer.json, hex
     holdout_share: float = 0.0  # of documents, by hash of their text
+    plain_text: bool = True  # no document holds a special id but its last; may be false for files of other programs
     shards: list[ShardInfo] = Field(default_factory=list)
     digest: str = ""  # xxh3-128 of all the above
 
@@ -193,7 +194,7 @@ def read_index(buffer: pa.Buffer, where: str) -> pa.Table:
 
 
 @dataclass
-class _Index:
+class DocumentIndex:
     """The columns of an .idx as arrays: start (n,) int64, length (n,) uint32, bytes (n,) uint32."""
 
     doc_id: pa.ChunkedArray
@@ -211,7 +212,7 @@ class _ShardFiles:
     dtype: np.dtype
     eos_id: int
     _ids: np.ndarray | None = field(default=None, repr=False)
-    _index: _Index | None = field(default=None, repr=False)
+    _index: DocumentIndex | None = field(default=None, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_ids": None, "_index": None}
@@ -249,7 +250,7 @@ class _ShardFiles:
         return self._ids
 
     @property
-    def index(self) -> _Index:
+    def index(self) -> DocumentIndex:
         if self._index is None:
             self.check_sizes()
             path = self.folder / self.info.idx
@@ -260,7 +261,7 @@ class _ShardFiles:
                     "another run. Delete it and run the recipe again."
                 )
             table = read_index(buffer, str(path))
-            self._index = _Index(
+            self._index = DocumentIndex(
                 table["doc_id"],
                 table["start"].to_numpy().astype(np.int64, copy=False),
                 table["length"].to_numpy(),
@@ -336,6 +337,11 @@ class SourceTokens:
             for row, doc_id in enumerate(index.doc_id):
                 start = int(index.start[row])
                 yield doc_id.as_py(), ids[start : start + int(index.length[row])], int(index.bytes[row])
+
+    def parts(self) -> Iterator[tuple[ShardInfo, np.ndarray, DocumentIndex]]:
+        """(what it is, its ids, its documents) of each shard that holds tokens, in the order of concatenation."""
+        for file in self._files:
+            yield file.info, file.ids, file.index
 
     def _pieces(self, start: int, length: int) -> Iterator[tuple[_ShardFiles, int, int, int]]:
         """The parts of a range by shard: (files, first id in the shard, id after the last, position in the range)."""

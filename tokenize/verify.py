@@ -173,7 +173,7 @@ def _ids(
         reserved = low + np.flatnonzero(kind[block])
         row_of = np.searchsorted(ends, reserved, side="right")
         inside = reserved != ends[row_of] - 1
-        if inside.any():
+        if manifest.plain_text and inside.any():
             at, row = int(reserved[np.argmax(inside)]), int(row_of[np.argmax(inside)])
             yield (
                 f"{path}: special id {int(ids[at])} at position {at:,}, inside document {row} ({_name(table, row)})."

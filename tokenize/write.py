@@ -82,11 +82,17 @@ def write_shard(
 
 
 def write_manifest(
-    folder: str, infos: Iterable[ShardInfo], encoder: Encoder, *, holdout_share: float = 0.0
+    folder: str,
+    infos: Iterable[ShardInfo],
+    encoder: Encoder,
+    *,
+    holdout_share: float = 0.0,
+    plain_text: bool = True,
 ) -> TokenManifest:
     """Publishes tokenizer.json, then shards.json: after it the folder is complete and can be opened.
 
-    Shards are listed training split first, by name, whatever the order given. Raises TokenError when two have one name.
+    Shards are listed training split first, by name, whatever the order given. plain_text: no document holds a special
+    id but its last, which is so for everything that `write_shard` writes. Raises TokenError when two have one name.
     """
     shards = sorted(infos, key=lambda info: (info.split != "train", len(info.name), info.name))
     names = [info.name for info in shards]
@@ -100,6 +106,7 @@ def write_manifest(
         special_ids=encoder.special_ids,
         tokenizer_xxh3=xxhash.xxh3_128_hexdigest(encoder.tokenizer_json),
         holdout_share=holdout_share,
+        plain_text=plain_text,
         shards=shards,
     )
     publish_bytes(join(folder, TOKENIZER_FILE), encoder.tokenizer_json)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from tokenizers import AddedToken, Tokenizer
 
 from gristmill.tokenize.encode import Encoder
 from gristmill.tokenize.train import TokenizerSettings, tokenizer_bytes, train
@@ -85,4 +86,20 @@ def token_folder(
         write_shard([make_batch(real_texts[40:], "web", "c")], encoder, str(folder), "part-00002", 0.2),
     ]
     write_manifest(str(folder), [info for infos in shards for info in infos], encoder, holdout_share=0.2)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def wide_folder(
+    tmp_path_factory: pytest.TempPathFactory,
+    tokenizer_json: bytes,
+    real_texts: list[str],
+    make_batch: Callable[..., pa.RecordBatch],
+) -> Path:
+    """One shard of a tokenizer of 67,200 ids, whose first document is "a<w65999>b<w7>"; not to be changed."""
+    tokenizer = Tokenizer.from_str(tokenizer_json.decode())
+    tokenizer.add_tokens([AddedToken(f"<w{i}>", normalized=False) for i in range(66_000)])
+    encoder, folder = Encoder(tokenizer.to_str().encode()), tmp_path_factory.mktemp("wide")
+    batch = make_batch(["a<w65999>b<w7>", *real_texts[:8]])
+    write_manifest(str(folder), write_shard([batch], encoder, str(folder), "part-00000"), encoder)
     return folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import orjson
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from gristmill.tokenize import encode
-from gristmill.tokenize.encode import Encoder, plain_tokenizer, special_tokens, token_bytes
+from gristmill.tokenize.encode import Encoder, plain_tokenizer, special_tokens, thread_encoder, token_bytes
 from gristmill.tokenize.shards import TokenError
 
 SPLITS = [(split, digits) for split in ("gpt2", "cl100k", "llama3") for digits in (False, True)]
@@ -214,3 +215,13 @@ def test_templates_truncation_and_padding_do_not_touch_documents(tokenizer_json)
         plain.encode("one two three four five six").ids
         == reference_ids(tokenizer_json, ["one two three four five six"])[0]
     )
+
+
+def test_a_thread_keeps_its_encoder(tokenizer_json, tokenizers_by_split):
+    first = thread_encoder(tokenizer_json)
+    assert thread_encoder(tokenizer_json) is first
+    assert thread_encoder(tokenizer_json, backend="tokenizers") is not first
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(thread_encoder, tokenizer_json).result() is not first
+    other = thread_encoder(tokenizers_by_split["gpt2", False])
+    assert other.tokenizer_json == tokenizers_by_split["gpt2", False]

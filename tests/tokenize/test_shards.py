@@ -12,12 +12,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import Tokenizer
 
 from gristmill.tokenize.encode import Encoder, token_byte_lengths
 from gristmill.tokenize.sample import is_held_out
 from gristmill.tokenize.shards import (
+    INDEX_SCHEMA,
     MANIFEST_FILE,
+    ShardInfo,
     TokenError,
     TokenManifest,
     TokenSet,
@@ -138,19 +140,45 @@ def test_a_source_can_be_sent_to_another_process(token_folder):
 
 
 def test_more_shards_than_open_files(tmp_path, make_batch):
-    """Mapped files hold no descriptors: 150 shards are read under a limit of 64 open files."""
+    """Mapped files hold no descriptors: 90 shards are read under a limit of 64 open files."""
     encoder, infos = Encoder(_bytes_tokenizer()), []
-    for i in range(150):
+    for i in range(90):
         infos += write_shard([make_batch(["some text", "more"])], encoder, str(tmp_path), f"part-{i:05d}")
     write_manifest(str(tmp_path), infos, encoder)
     docs = TokenSet.open(tmp_path).sources["docs"]
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
     try:
-        assert len(docs.read(0, docs.tokens)) == docs.tokens == 150 * 15
-        assert len(docs.bounds(0, docs.tokens)) == 300
+        assert len(docs.read(0, docs.tokens)) == docs.tokens == 90 * 15
+        assert len(docs.bounds(0, docs.tokens)) == 180
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_shards_beyond_4_gib_and_2_to_the_31_tokens(tmp_path, tokenizer_json):
+    """A sparse file: one document of 2^31 + 7 ids, one of 11."""
+    import xxhash
+
+    lengths = [2**31 + 7, 11]
+    total, encoder = sum(lengths), Encoder(tokenizer_json)
+    with open(tmp_path / "part-00000.bin", "wb") as file:
+        for at, i in ((lengths[0] - 1, 1199), (lengths[0], 7), (total - 1, 1199)):
+            file.seek(2 * at)
+            file.write(i.to_bytes(2, "little"))
+    columns = [["a", "b"], ["docs"] * 2, [0, lengths[0]], lengths, [9, 9]]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, INDEX_SCHEMA, strict=True)]
+    index = index_bytes(pa.Table.from_arrays(arrays, schema=INDEX_SCHEMA))
+    (tmp_path / "part-00000.idx").write_bytes(index)
+    digest = xxhash.xxh3_128_hexdigest(index)
+    names = {"name": "part-00000", "source": "docs", "split": "train", "bin_xxh3": "0" * 32, "idx_xxh3": digest}
+    info = ShardInfo(**names, documents=2, tokens=total, bytes=18, idx_bytes=len(index))
+    write_manifest(str(tmp_path), [info], encoder)
+    docs = TokenSet.open(tmp_path).sources["docs"]
+    assert (docs.tokens, (tmp_path / "part-00000.bin").stat().st_size) == (2**31 + 18, 2**32 + 36)
+    assert docs.read(2**31 + 5, 4).tolist() == [0, 1199, 7, 0]
+    assert docs.bounds(2**31, 18).tolist() == [7]
+    assert docs.document_at(2**31 + 7) == ("b", "part-00000", 1)
+    assert [len(ids) for _, ids, _ in docs.documents()] == lengths
 
 
 def test_the_same_bytes_whatever_the_batches_and_the_encoder(tmp_path, tokenizer_json, real_texts, make_batch):
@@ -223,20 +251,15 @@ def test_writing_to_another_file_system(tokenizer_json, make_batch):
         TokenSet.open(folder)
 
 
-def test_large_vocabularies_use_32_bits(tmp_path, tokenizer_json, make_batch):
-    tokenizer = Tokenizer.from_str(tokenizer_json.decode())
-    tokenizer.add_tokens([AddedToken(f"<w{i}>", normalized=False) for i in range(66_000)])
-    encoder = Encoder(tokenizer.to_str().encode())
-    text = "a<w65999>b<w7>"
-    infos = write_shard([make_batch([text])], encoder, str(tmp_path), "part-00000")
-    write_manifest(str(tmp_path), infos, encoder)
-    tokens = TokenSet.open(tmp_path)
-    ids = tokens.sources["docs"].read(0, tokens.sources["docs"].tokens)
+def test_large_vocabularies_use_32_bits(wide_folder):
+    tokens = TokenSet.open(wide_folder)
+    _, ids, _ = next(tokens.sources["docs"].documents())
     assert (tokens.dtype, ids.dtype, tokens.vocab_size) == (np.dtype("<u4"), np.uint32, 67_200)
     assert int(ids.max()) == 67_199
-    assert tokenizer.decode(ids[:-1].tolist()) == text
-    assert (tmp_path / "part-00000.bin").stat().st_size == 4 * len(ids)
-    assert verify_tokens(tmp_path) == []
+    decoder = Tokenizer.from_file(str(tokens.tokenizer_path))
+    assert decoder.decode(ids[:-1].tolist()) == "a<w65999>b<w7>"
+    assert (wide_folder / "part-00000.bin").stat().st_size == 4 * tokens.sources["docs"].tokens
+    assert verify_tokens(wide_folder) == []
     assert [dtype_for(size).name for size in (1, 65_536, 65_537)] == ["uint16", "uint16", "uint32"]
 
 

@@ -1,0 +1,147 @@
+"""Files of Megatron-LM and datatrove as token shards, read where they lie.
+
+    adopt_tokens(["web_text_document.idx"], "out/adopted", tokenizer_json, source="web", eos_token="</s>")
+    TokenSet.open("out/adopted").sources["web"]
+
+Their files of ids are what a .bin here is, so nothing is copied: the folder gets an index for each of them, a link,
+and a manifest with checksums. Every document must end with the end-of-text id, and every id must be in the
+vocabulary; the number of bytes that a document stands for comes from the tokenizer.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+from tokenizers import Tokenizer
+
+from gristmill.stages.shards import publish_bytes
+from gristmill.tokenize.encode import Encoder, token_byte_lengths
+from gristmill.tokenize.export import MEGATRON_CODES, MEGATRON_MAGIC
+from gristmill.tokenize.shards import INDEX_SCHEMA, ShardInfo, TokenError, TokenManifest, local_folder, map_file
+from gristmill.tokenize.write import index_bytes, write_manifest
+
+_MEGATRON_HEAD = struct.Struct("<9sQBQQ")  # magic, version, dtype code, sequences, entries of the document list
+
+
+def adopt_tokens(
+    paths: Iterable[str | Path], folder: str | Path, tokenizer_json: bytes, *, source: str, eos_token: str
+) -> TokenManifest:
+    """Makes a folder of token shards from files of one source: `.idx` of Megatron-LM, or `.ds` of datatrove.
+
+    Raises TokenError naming file and document for whatever token shards cannot be: another width of ids than the
+    vocabulary asks for, ids outside it, documents without an end-of-text id or without text.
+    """
+    target, encoder = local_folder(folder), Encoder(tokenizer_json, eos_token=eos_token, backend="tokenizers")
+    target.mkdir(parents=True, exist_ok=True)
+    infos, plain = [], True
+    reserved = np.zeros(encoder.vocab_size, bool)
+    reserved[list(encoder.special_ids.values())] = True
+    for number, path in enumerate(map(Path, paths)):
+        ids_path, lengths, dtype = _megatron(path) if path.suffix == ".idx" else _datatrove(path)
+        if dtype.itemsize != encoder.dtype.itemsize:
+            raise TokenError(
+                f"{ids_path}: its ids have {dtype.itemsize} bytes, but a vocabulary of {encoder.vocab_size:,} is "
+                f"stored with {encoder.dtype.itemsize}. Is this the tokenizer of these files?"
+            )
+        ids = np.frombuffer(map_file(ids_path), encoder.dtype)
+        infos.append(_adopt(ids_path, ids, lengths, target, f"part-{number:05d}", source, encoder))
+        plain = plain and int(reserved[ids].sum()) == len(lengths)
+    return write_manifest(str(target), infos, encoder, plain_text=plain)
+
+
+def _adopt(
+    path: Path, ids: np.ndarray, lengths: np.ndarray, folder: Path, name: str, source: str, encoder: Encoder
+) -> ShardInfo:
+    if int(lengths.sum()) != len(ids):
+        raise TokenError(f"{path}: {len(ids):,} ids, but its index says {int(lengths.sum()):,}: one was truncated.")
+    ends = np.cumsum(lengths)
+    if len(ids) and int(ids.max()) >= encoder.vocab_size:
+        raise TokenError(f"{path}: id {int(ids.max())} is outside the vocabulary of {encoder.vocab_size:,}.")
+    if (lengths < 2).any():
+        raise TokenError(f"{path}: document {int(np.argmax(lengths < 2))} holds no text.")
+    ended = ids[ends - 1] == encoder.eos_id
+    if not ended.all():
+        row = int(np.argmin(ended))
+        raise TokenError(
+            f"{path}: document {row} ends with id {int(ids[ends[row] - 1])}, not with {encoder.eos_token!r} "
+            f"({encoder.eos_id}). Write the files with one (Megatron-LM: --append-eod), or name the token used."
+        )
+    utf8 = _bytes_of(ids, lengths, encoder)
+    columns = [
+        pa.array([f"{path.stem}:{row}" for row in range(len(lengths))], pa.string()),
+        pa.array([source] * len(lengths), pa.string()),
+        pa.array(ends - lengths, pa.uint64()),
+        pa.array(lengths, pa.uint32()),
+        pa.array(utf8, pa.uint32()),
+    ]
+    index = index_bytes(pa.Table.from_arrays(columns, schema=INDEX_SCHEMA))
+    publish_bytes(str(folder / f"{name}.idx"), index)
+    link = folder / f"{name}.bin"
+    link.unlink(missing_ok=True)
+    os.symlink(path.resolve(), link)
+    return ShardInfo(
+        name=name,
+        source=source,
+        split="train",
+        documents=len(lengths),
+        tokens=len(ids),
+        bytes=int(utf8.sum()),
+        idx_bytes=len(index),
+        bin_xxh3=xxhash.xxh3_128_hexdigest(ids.data),
+        idx_xxh3=xxhash.xxh3_128_hexdigest(index),
+    )
+
+
+def _bytes_of(ids: np.ndarray, lengths: np.ndarray, encoder: Encoder) -> np.ndarray:
+    """UTF-8 bytes that each document stands for: (documents,) int64."""
+    byte_lengths = token_byte_lengths(encoder.tokenizer_json)
+    ends = np.cumsum(lengths)
+    if byte_lengths is not None:
+        return np.add.reduceat(byte_lengths[ids], ends - lengths) if len(ends) else np.zeros(0, np.int64)
+    tokenizer = Tokenizer.from_str(encoder.tokenizer_json.decode())
+    texts = (tokenizer.decode(ids[end - n : end - 1].tolist()) for end, n in zip(ends, lengths, strict=True))
+    return np.array([len(text.encode()) for text in texts], np.int64)
+
+
+def _megatron(path: Path) -> tuple[Path, np.ndarray, np.dtype]:
+    """(.bin, ids of each document, dtype) of a Megatron-LM .idx. A document may be several sequences there."""
+    data = map_file(path)
+    if data.size < _MEGATRON_HEAD.size or data[:9].to_pybytes() != MEGATRON_MAGIC:
+        raise TokenError(f"{path}: not an index of Megatron-LM.")
+    _, version, code, sequences, entries = _MEGATRON_HEAD.unpack(data[: _MEGATRON_HEAD.size].to_pybytes())
+    if version != 1 or code not in MEGATRON_CODES:
+        raise TokenError(f"{path}: version {version}, dtype code {code}; only version 1 with uint16 or int32 is known.")
+    at = _MEGATRON_HEAD.size
+    if data.size < at + 12 * sequences + 8 * entries:
+        raise TokenError(f"{path}: {data.size:,} bytes are too few for {sequences:,} sequences: it was truncated.")
+    lengths = np.frombuffer(data, "<i4", sequences, at).astype(np.int64)
+    pointers = np.frombuffer(data, "<i8", sequences, at + 4 * sequences)
+    documents = np.frombuffer(data, "<i8", entries, at + 12 * sequences)
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    dtype = MEGATRON_CODES[code]
+    if not np.array_equal(pointers, starts[:-1] * dtype.itemsize) or not np.array_equal(
+        documents, np.unique(documents)
+    ):
+        raise TokenError(f"{path}: its sequences are not stored one after the other.")
+    return path.with_suffix(".bin"), np.diff(starts[documents]), dtype
+
+
+def _datatrove(path: Path) -> tuple[Path, np.ndarray, np.dtype]:
+    """(.ds, ids of each document, dtype) of a datatrove .ds with its .index and .metadata."""
+    index, metadata = path.with_name(path.name + ".index"), path.with_name(path.name + ".metadata")
+    for file in (path, index, metadata):
+        if not file.is_file():
+            raise TokenError(
+                f"{file}: no such file; datatrove writes it beside the ids (save_index, save_final_metadata)."
+            )
+    width = metadata.read_text().split("\n")[0].rpartition("|")[2]
+    if width not in ("2", "4"):
+        raise TokenError(f"{metadata}: the first line does not end with the bytes of an id, 2 or 4.")
+    ends = np.frombuffer(map_file(index), "<u8").astype(np.int64)
+    return path, np.diff(ends, prepend=0), np.dtype(f"<u{width}")
