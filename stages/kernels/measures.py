@@ -169,10 +169,15 @@ def ratio(count: np.ndarray, of: np.ndarray) -> np.ndarray:
     return np.divide(count, of, out=np.zeros(len(count), np.float64), where=of != 0)
 
 
+def forget() -> None:
+    """Drops what this thread remembers of its last call."""
+    _last.memory = None
+
+
 def warm() -> None:
     """Compiles every kernel that `measure` calls, for the types that the stages use."""
-    _last.memory = None
+    forget()
     column = pa.array(["a-b c\n", ""])
     measure(column, with_ngrams=True)
     measure(column, with_ngrams=True)
-    _last.memory = None
+    forget()
