@@ -49,10 +49,12 @@ def string_views(array: pa.Array | pa.ChunkedArray) -> tuple[np.ndarray, np.ndar
         raise TypeError(f"A string or binary column is needed, not {array.type}.")
     _, offsets, data = array.buffers()
     if len(array) == 0 or offsets is None:
-        return np.zeros(len(array) + 1, np.int64), np.zeros(0, np.uint8)
+        return np.zeros(len(array) + 1, np.int64), np.frombuffer(b"", np.uint8)
     kind = np.int64 if wide else np.int32
     ends = np.frombuffer(offsets, kind)[array.offset : array.offset + len(array) + 1].astype(np.int64)
-    return ends, np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
+    view = np.frombuffer(data if data is not None else b"", np.uint8)
+    view.flags.writeable = False  # Arrow's buffers are now mutable, now not; numba would compile a kernel for either
+    return ends, view
 
 
 @njit(inline="always")

@@ -35,7 +35,7 @@ class HashSet:
         return len(self.hashes)
 
 
-@njit(inline="always")
+@njit(nogil=True, cache=True)
 def _lower(byte):  # type: ignore[no-untyped-def]
     return byte + np.uint8(32) if 65 <= byte <= 90 else byte
 
@@ -49,7 +49,7 @@ def hash_span(data, start, stop):  # type: ignore[no-untyped-def]
     return mix64(h ^ (uint64(stop - start) << uint64(48)))
 
 
-@njit(inline="always")
+@njit(nogil=True, cache=True)
 def _contains(hashes, starts, h):  # type: ignore[no-untyped-def]
     bucket = h >> uint64(64 - _BUCKET_BITS)
     low, high = starts[bucket], starts[bucket + uint64(1)]
@@ -95,7 +95,7 @@ def split_url(data, start, stop):  # type: ignore[no-untyped-def]
     return host, host_stop, path, end
 
 
-@njit(inline="always")
+@njit(nogil=True, cache=True)
 def _without_www(data, host, host_stop):  # type: ignore[no-untyped-def]
     if host_stop - host > 4 and load8(data, host + 3) == 46:
         w = (load8(data, host) | 32) == 119 and (load8(data, host + 1) | 32) == 119
@@ -140,6 +140,8 @@ def hash_lines(data, start, stop, kind):  # type: ignore[no-untyped-def]
             while first < last and (load8(data, first) == 42 or load8(data, first) == 46):  # "*.example.com"
                 first += 1
             host, host_stop, _, _ = split_url(data, first, last)
+            if host == host_stop:
+                continue
             value = hash_span(data, host, host_stop)
         elif kind == ADDRESSES:
             value = _hash_address(data, first, last)
@@ -151,13 +153,13 @@ def hash_lines(data, start, stop, kind):  # type: ignore[no-untyped-def]
             hashes = grown
         hashes[count] = value
         count += 1
-    return hashes[:count]
+    return hashes[:count].copy()  # a view would hold the whole buffer
 
 
 HOST_LISTED, DOMAIN_LISTED, ADDRESS_LISTED, WORD_LISTED = 0, 1, 2, 3
 
 
-@njit(inline="always")
+@njit(nogil=True, cache=True)
 def _is_word(byte):  # type: ignore[no-untyped-def]
     return 97 <= _lower(byte) <= 122 or 48 <= byte <= 57 or byte >= 128
 
@@ -177,8 +179,9 @@ def match_urls(data, ends, hosts, domains, addresses, words, soft):  # type: ign
             continue
         host, host_stop, _, end = split_url(data, ends[row], ends[row + 1])
         whole = hash_span(data, host, host_stop)
-        listed[row, HOST_LISTED] = _contains(hosts[0], hosts[1], whole)
-        if len(domains[0]):
+        if host < host_stop:
+            listed[row, HOST_LISTED] = _contains(hosts[0], hosts[1], whole)
+        if host < host_stop and len(domains[0]):
             found = _contains(domains[0], domains[1], whole)
             dot = host_stop - 1  # the last dot of the host: what is behind it is never looked up
             while dot > host and load8(data, dot) != 46:
@@ -226,3 +229,11 @@ def hosts_beyond_ascii(data, ends):  # type: ignore[no-untyped-def]
         for p in range(host, host_stop):
             beyond[row] |= load8(data, p) >= 128
     return beyond
+
+
+def warm() -> None:
+    """Compiles every kernel of this module for the types that the stage uses."""
+    data, ends = np.frombuffer(b"http://a.b/c", np.uint8), np.array([0, 12])
+    empty = HashSet.of(hash_lines(data, 0, 12, HOSTS))
+    match_urls(data, ends, *[(empty.hashes, empty.starts)] * 5)
+    hosts_beyond_ascii(data, ends)

@@ -68,3 +68,8 @@ def _depths(data, ends, uncounted):  # type: ignore[no-untyped-def]
                 deepest = max(deepest, depth)
         depths[row] = deepest
     return depths
+
+
+def warm() -> None:
+    """Compiles the kernel for the types that the stage uses."""
+    tag_depths(pa.array([b"<a>"], pa.binary()))

@@ -23,7 +23,6 @@ from gristmill.stages.readers import FORMATS, READ_FIELDS, columns_of, detect_fo
 from gristmill.stages.readers_common import clean_string
 from gristmill.stages.shards import Shard, ShardError
 
-
 noise = random.Random(1).randbytes  # bytes that do not compress
 
 
