@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -365,28 +366,40 @@ def token_bytes(tokenizer_json: bytes) -> list[bytes] | None:
 
 
 def _token_bytes(config: dict[str, Any]) -> list[bytes] | None:
-    if config.get("normalizer") is not None or (config.get("decoder") or {}).get("type") != "ByteLevel":
-        return None
-    adds_a_space = b'"add_prefix_space":true' in orjson.dumps(config.get("pre_tokenizer"))
-    if config["model"].get("type") != "BPE" or adds_a_space:
+    model = config["model"]
+    spell = _spelling(config)
+    others = [token for token in config.get("added_tokens") or [] if not token["special"]]
+    swallows = any(token["lstrip"] or token["rstrip"] for token in others)  # white space around them
+    if spell is None or swallows or config.get("normalizer") is not None or model.get("type") != "BPE":
         return None
     special = _special_tokens(config)
-    others = [token for token in config.get("added_tokens") or [] if not token["special"]]
-    if any(token["lstrip"] or token["rstrip"] for token in others):
-        return None  # they swallow white space
     added = {token["content"]: token["id"] for token in others}
-    vocab: dict[str, int] = config["model"]["vocab"]
+    vocab: dict[str, int] = model["vocab"]
     out = [b""] * (max([*vocab.values(), *special.values(), *added.values()]) + 1)
-    alphabet = _byte_alphabet()
     reserved = set(special.values())
-    for piece, i in vocab.items():
-        if i not in reserved:
-            if any(char not in alphabet for char in piece):
-                return None
-            out[i] = bytes(alphabet[char] for char in piece)
+    try:
+        for piece, i in vocab.items():
+            out[i] = b"" if i in reserved else spell(piece)
+    except KeyError:  # a character that is no byte's name
+        return None
     for text, i in added.items():
         out[i] = text.encode()
     return out
+
+
+def _spelling(config: dict[str, Any]) -> Callable[[str], bytes] | None:
+    """How a piece is turned into bytes by the decoder: of bytes' names (`ByteLevel`), or as it is, but for pieces like
+    <0x0A> (`ByteFallback`, `Fuse`). None for other decoders; the function raises KeyError for an unknown name."""
+    decoder = config.get("decoder") or {}
+    if decoder.get("type") == "ByteLevel":
+        alphabet = _byte_alphabet()
+        adds_a_space = b'"add_prefix_space":true' in orjson.dumps(config.get("pre_tokenizer"))
+        return None if adds_a_space else lambda piece: bytes(alphabet[char] for char in piece)
+    steps = [step["type"] for step in decoder.get("decoders") or []]
+    if steps != ["ByteFallback", "Fuse"] or not config["model"].get("byte_fallback"):
+        return None
+    named = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
+    return lambda piece: named[piece] if piece in named else piece.encode()
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -8,14 +8,21 @@ The text is a sample of documents (`sample.py`): at most `max_bytes` in all, sha
 and at most `max_chunk_chars` characters of each document, so that no document dominates. What is learned does not
 depend on the order of documents or shards.
 
+Two models, both without losses: `byte_bpe` merges bytes (GPT-2, Llama 3); `bpe` merges characters, and spells those
+that are not in its alphabet in bytes (Llama 2, but with spaces as they are instead of U+2581, which would make two
+texts one). Unigram is not trained here, since the trainer of `tokenizers` gives other scores every time; a
+tokenizer.json of that kind can be used.
+
 Special tokens come last in the vocabulary: no text can be encoded to one of them.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
+import orjson
 import pyarrow as pa
 from pydantic import Field, model_validator
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -26,7 +33,10 @@ from gristmill.tokenize.sample import sample
 from gristmill.tokenize.shards import TokenError
 
 Split = Literal["gpt2", "cl100k", "llama3"]
+Model = Literal["byte_bpe", "bpe"]
 
+# The expression of GPT-2, which `ByteLevel` carries in itself.
+GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # The expression of tiktoken's cl100k_base as it was published, and of Llama 3's tokenizer.json: they are the same.
 CL100K_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -36,6 +46,10 @@ CL100K_PATTERN = (
 CL100K_SINGLE_DIGITS = CL100K_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")
 
 BYTES = 256  # the alphabet of a byte-level model
+BYTE_PIECES = tuple(f"<0x{byte:02X}>" for byte in range(BYTES))  # what sentencepiece calls them
+CHARACTER_COVERAGE = (
+    0.9995  # of the characters of the sample; rarer ones are spelled in bytes (sentencepiece's default)
+)
 # `tokenizers` counts pairs in 32 bits (huggingface/tokenizers pull request 2057); no count exceeds the bytes of text.
 MAX_SAMPLE_BYTES = 2_000_000_000
 # Measured with tokenizers 0.23 on 40 MB of documents, vocabulary 32,000, one core of a shared EPYC: 2.2 MB/s, 15 bytes
@@ -48,6 +62,7 @@ class TokenizerSettings(Settings):
     """What to train, and on how much text."""
 
     vocab_size: int = Field(32_000, le=1 << 24)  # ids in all, special tokens included; small corpora give fewer
+    model: Model = "byte_bpe"
     split: Split = "llama3"  # how text is cut into words before merging; see `pre_tokenizer`
     single_digits: bool = False  # every digit is a token of its own
     special_tokens: tuple[str, ...] = (END_OF_TEXT,)  # the first one ends documents
@@ -58,11 +73,11 @@ class TokenizerSettings(Settings):
 
     @model_validator(mode="after")
     def _sensible(self) -> TokenizerSettings:
-        least = BYTES + len(self.special_tokens)
+        least = BYTES + len(self.special_tokens) + (self.model == "bpe")  # which always knows the space
         if self.vocab_size < least:
             raise ValueError(
                 f"vocab_size {self.vocab_size} is too small: {BYTES} bytes and {len(self.special_tokens)} special "
-                f"tokens need {least}."
+                f"tokens need {least} with model {self.model}."
             )
         if not self.special_tokens or len(set(self.special_tokens)) != len(self.special_tokens):
             raise ValueError("special_tokens must name at least one token, to end documents with, and none twice.")
@@ -90,6 +105,18 @@ def train(
     chosen = training_sample(texts, settings, holdout_share=holdout_share)
     if not any(chosen.values()):
         raise TokenError(f"There is no text to train a tokenizer on (sources: {', '.join(texts) or 'none'}).")
+    texts_of = list(chosen.values())
+    tokenizer = _byte_level(texts_of, settings) if settings.model == "byte_bpe" else _byte_fallback(texts_of, settings)
+    for token in settings.special_tokens:
+        if tokenizer.token_to_id(token) is not None:
+            raise TokenError(f"The special token {token!r} is an ordinary piece of this corpus. Choose a longer name.")
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in settings.special_tokens]
+    )
+    return tokenizer
+
+
+def _byte_level(texts: list[list[bytes]], settings: TokenizerSettings) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(ignore_merges=settings.split == "llama3"))
     tokenizer.pre_tokenizer = pre_tokenizer(settings.split, single_digits=settings.single_digits)
     tokenizer.decoder = decoders.ByteLevel()
@@ -99,14 +126,45 @@ def train(
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_strings(chosen.values()), trainer)
-    for token in settings.special_tokens:
-        if tokenizer.token_to_id(token) is not None:
-            raise TokenError(f"The special token {token!r} is an ordinary piece of this corpus. Choose a longer name.")
-    tokenizer.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token in settings.special_tokens]
-    )
+    tokenizer.train_from_iterator(_strings(texts), trainer)
     return tokenizer
+
+
+def _byte_fallback(texts: list[list[bytes]], settings: TokenizerSettings) -> Tokenizer:
+    """BPE over characters. The pieces of bytes come first; merges cannot reach them, so no text is taken for one."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True))
+    tokenizer.pre_tokenizer = _expression(settings.split, single_digits=settings.single_digits)
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    rare = {ord(char): " " for char in _rare_characters(texts, settings)}
+    trainer = trainers.BpeTrainer(
+        vocab_size=settings.vocab_size - len(settings.special_tokens),
+        min_frequency=settings.min_frequency,
+        special_tokens=list(BYTE_PIECES),
+        show_progress=False,
+    )
+    # rare characters are out of the way, so that the trainer's alphabet does not hold them
+    tokenizer.train_from_iterator(([text.translate(rare) for text in part] for part in _strings(texts)), trainer)
+    # the trainer lists the byte pieces as special tokens, and then their names in a text would be taken for bytes
+    config = orjson.loads(tokenizer.to_str())
+    return Tokenizer.from_str(orjson.dumps(config | {"added_tokens": []}).decode())
+
+
+def _rare_characters(texts: list[list[bytes]], settings: TokenizerSettings) -> list[str]:
+    """Characters beyond CHARACTER_COVERAGE of the text, or beyond a half of the vocabulary; of equally common ones,
+    the later in the order of code points are rarer."""
+    counts: Counter[str] = Counter()
+    for part in _strings(texts):
+        for text in part:
+            counts.update(text)
+    room = min(settings.vocab_size // 2, settings.vocab_size - len(settings.special_tokens) - BYTES - 1)
+    left, kept = CHARACTER_COVERAGE * counts.total(), 0
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    for _, count in ordered:
+        if left <= 0 or kept >= room:
+            break
+        left -= count
+        kept += 1
+    return [char for char, _ in ordered[kept:] if char != " "]  # they become spaces in the trainer's text
 
 
 def training_sample(
@@ -160,6 +218,15 @@ def pre_tokenizer(split: Split, *, single_digits: bool) -> pre_tokenizers.PreTok
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
+
+
+def _expression(split: Split, *, single_digits: bool) -> pre_tokenizers.PreTokenizer:
+    """The same cuts without names for bytes."""
+    pattern = GPT2_PATTERN if split == "gpt2" else CL100K_SINGLE_DIGITS if single_digits else CL100K_PATTERN
+    cuts = pre_tokenizers.Split(Regex(pattern), behavior="isolated", invert=False)
+    if split == "gpt2" and single_digits:
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), cuts])
+    return cuts
 
 
 def _strings(sources: Iterable[list[bytes]]) -> Iterator[list[str]]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 
+from gristmill.tokenize.encode import Encoder, token_bytes
 from gristmill.tokenize.sample import Sample, is_held_out, sample
 from gristmill.tokenize.shards import TokenError
 from gristmill.tokenize.train import (
@@ -178,3 +179,57 @@ def test_the_file_is_a_tokenizer_json_that_others_read(tokenizer_json, tmp_path)
     tokenizer = Tokenizer.from_file(str(path))
     assert tokenizer_bytes(tokenizer) == tokenizer_json
     assert tokenizer.get_vocab_size() == 1_200
+
+
+# ----- characters with byte fallback
+
+
+@pytest.fixture(scope="module", params=["gpt2", "llama3"])
+def of_characters(request, real_texts):
+    options = TokenizerSettings(
+        model="bpe", split=request.param, vocab_size=1_000, max_bytes=120_000, max_chunk_chars=3_000
+    )
+    return tokenizer_bytes(train({"s": [pa.array(real_texts)]}, options))
+
+
+def test_characters_that_are_not_known_are_spelled_in_bytes(of_characters, real_texts):
+    tokenizer = Tokenizer.from_str(of_characters.decode())
+    assert "\U0001d7d8" not in "".join(tokenizer.get_vocab())
+    assert tokenizer.encode("\U0001d7d8").tokens == ["<0xF0>", "<0x9D>", "<0x9F>", "<0x98>"]
+    assert tokenizer.encode(" the").tokens == [" the"]
+    assert tokenizer.get_vocab_size() == 1_000
+    assert tokenizer.token_to_id("<|endoftext|>") == 999
+    encoder = Encoder(of_characters)
+    encoder.begin(pa.array(real_texts[:5]))
+    assert encoder.active == "tokenizers"
+    encoder.encode(pa.array(real_texts))  # proves that nothing is lost
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    text=st.lists(st.one_of(st.text(max_size=20), st.sampled_from(["<0x41>", "<0x0A>", "\u2581", " "]))).map("".join)
+)
+def test_byte_fallback_loses_nothing(of_characters, text):
+    text = text.encode("utf-8", "replace").decode()
+    tokenizer = Tokenizer.from_str(of_characters.decode())
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+    pieces = token_bytes(of_characters)
+    assert b"".join(pieces[i] for i in ids).decode() == text
+
+
+def test_byte_fallback_is_the_same_every_time(of_characters, real_texts, request):
+    split = request.node.callspec.params["of_characters"]
+    options = TokenizerSettings(model="bpe", split=split, vocab_size=1_000, max_bytes=120_000, max_chunk_chars=3_000)
+    assert tokenizer_bytes(train({"s": [pa.array(real_texts[::-1])]}, options)) == of_characters
+
+
+def test_rare_characters_are_left_out_of_the_alphabet():
+    """Coverage 0.9995: of 10,000 characters, the last 5 occurrences may be missing; here "ß" occurs 3 times."""
+    text = "ab" * 4_998 + "ß" * 3 + "c"
+    options = TokenizerSettings(model="bpe", vocab_size=400)
+    vocab = train({"s": [pa.array([text])]}, options).get_vocab()
+    many = "".join(chr(0x4E00 + i) for i in range(3_000)) * 2
+    assert train({"s": [pa.array([many])]}, options).get_vocab_size() <= 400
+    assert {"a", "b"} <= set(vocab)
+    assert {"ß", "c"} & set(vocab) == set()
