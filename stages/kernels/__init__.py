@@ -1,0 +1,55 @@
+"""Numba kernels, and where what they compile to is kept.
+
+Numba's cache looks only at the file of the function it compiles, not at the functions and tables of other files that
+are compiled into it: a changed helper would leave old machine code in use. So the cache lies in a folder named by a
+hash of every source and table of this package. It also need not be able to write beside the package, and all
+processes of a user share it. Set NUMBA_CACHE_DIR to choose another place.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+import numba
+import platformdirs
+import xxhash
+
+
+def fingerprint() -> str:
+    """16 hex digits of every source and table of the package."""
+    digest = xxhash.xxh3_64()
+    for path in sorted(Path(__file__).parent.iterdir()):
+        if path.suffix in (".py", ".npz"):
+            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def cache_folder(name: str) -> Path:
+    """A folder that only this user can write: compiled code is loaded from it. The usual place for caches, else one
+    below the folder for temporary files. Raises OSError when neither can be had."""
+    places = (
+        platformdirs.user_cache_path("gristmill"),
+        Path(tempfile.gettempdir()) / f"gristmill-{os.getuid()}",
+    )
+    for place in places:
+        folder = place / name
+        try:
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
+            state = folder.lstat()
+            if stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid() and not state.st_mode & 0o022:
+                with tempfile.TemporaryFile(dir=folder):
+                    return folder
+        except OSError:
+            continue
+    raise OSError(
+        f"No place for compiled kernels: neither {places[0]} nor {places[1]} can be written by this user alone. "
+        "Set NUMBA_CACHE_DIR to a folder that can."
+    )
+
+
+if not os.environ.get("NUMBA_CACHE_DIR"):
+    numba.config.CACHE_DIR = str(cache_folder(f"kernels-{fingerprint()}"))
