@@ -11,7 +11,7 @@ import numpy as np
 from numba import int64, njit, uint64
 
 from gristmill.stages.kernels.buffers import load8, load64, mix64
-from gristmill.stages.kernels.shingles import GROWTH, PADDING, fold, normalise
+from gristmill.stages.kernels.shingles import GROWTH, PADDING, fold, word_hashes
 
 _C1 = uint64(0x87C37B91114253D5)
 _C2 = uint64(0x4CF5AD432745937F)
@@ -63,16 +63,17 @@ def hash_raw(offsets, data, hashes):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def hash_normalised(offsets, data, ascii_, page, table, sequences, hashes, words):  # type: ignore[no-untyped-def]
-    """The hash of each document's words with one space between -> hashes (n, 2) uint64, words (n,) int64."""
+    """The hash of the hashes of each document's normalised words -> hashes (n, 2) uint64, words (n,) int64."""
     n = offsets.shape[0] - 1
     longest = int64(0)
     for i in range(n):
         longest = max(longest, offsets[i + 1] - offsets[i])
     out = np.empty(GROWTH * longest + PADDING, np.uint8)
     ends = np.empty(longest // 2 + 2, np.int64)
+    of_words = np.empty(longest // 2 + 2, np.uint64)
     for i in range(n):
-        length, words[i] = normalise(data, offsets[i], offsets[i + 1], ascii_, page, table, sequences, out, ends)
-        hashes[i, 0], hashes[i, 1] = hash128(out, 0, length)
+        words[i] = word_hashes(data, offsets[i], offsets[i + 1], ascii_, page, table, sequences, out, ends, of_words)
+        hashes[i, 0], hashes[i, 1] = hash128(of_words, 0, 8 * words[i])
 
 
 def warm() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from numba import int64, njit, uint32, uint64
 
 from gristmill.stages.kernels.buffers import mix64
-from gristmill.stages.kernels.shingles import GROWTH, PADDING, distinct, fold, hash_words, normalise, shingle
+from gristmill.stages.kernels.shingles import GROWTH, PADDING, distinct, fold, shingle, word_hashes
 
 _UNROLL = 4  # permutations that share one pass over the shingles
 _EMPTY = uint32(0xFFFFFFFF)
@@ -108,8 +108,7 @@ def sign(  # type: ignore[no-untyped-def]
     places = np.empty(factors.shape[0], np.uint32)
     filled = 0
     for i in range(n):
-        _, words = normalise(data, offsets[i], offsets[i + 1], ascii_, page, table, sequences, out, ends)
-        hash_words(out, ends, words, hashes)
+        words = word_hashes(data, offsets[i], offsets[i + 1], ascii_, page, table, sequences, out, ends, hashes)
         count, last = shingle(hashes, words, ngram, shingles)
         capped[i] = count > cap
         whole = last if count == 1 else uint64(0)

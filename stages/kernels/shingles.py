@@ -1,8 +1,9 @@
 """Text -> normalised words -> shingles: what two documents are compared by.
 
     text      "Ünï-code  costs 1,50 €. 中文"
-    words     uni | code | costs | 0 | € | 中 | 文        `normalise`: UTF-8, one space between words
-    shingles  one 32-bit hash for each run of `ngram` words  `shingle`
+    words     uni | code | costs | 0 | € | 中 | 文         `normalise`: UTF-8, one space between words
+    hashes    64 bits for each word                        `word_hashes`: the same words, by a shorter way
+    shingles  32 bits for each run of `ngram` words        `shingle`
 
 Normalisation is datatrove's `simplify_text` (datatrove.utils.text, the one of FineWeb): lower case, each number "0",
 punctuation and control characters a space, canonical decomposition without non-spacing marks (category Mn).
@@ -22,10 +23,12 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import int64, njit, uint8, uint32, uint64
+from llvmlite import ir
+from numba import int64, njit, types, uint8, uint32, uint64
+from numba.extending import intrinsic
 
 from gristmill.stages.kernels import unicode
 from gristmill.stages.kernels.buffers import decode, load8, load64, mix64
@@ -47,6 +50,24 @@ _SEPARATOR = uint32(1 << 26)
 
 _GOLDEN = uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, odd
 _LENGTH = uint64(0xD6E8FEB86659FD93)  # odd, random
+_ONES = uint64(0xFFFFFFFFFFFFFFFF)
+_SMALL = uint64(0x2020202020202020)  # makes ASCII letters small
+_LOW = uint64(0x7F7F7F7F7F7F7F7F)
+_HIGH = uint64(0x8080808080808080)
+
+
+def _trailing_zeros() -> Any:
+    @intrinsic
+    def count(typing_context: Any, value: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
+
+        return types.uint64(types.uint64), generate
+
+    return count
+
+
+_low_zeros = _trailing_zeros()  # bits below the lowest that is set; 64 for zero
 
 
 class Fold(NamedTuple):
@@ -266,21 +287,91 @@ def normalise(data, start, end, ascii_, page, table, sequences, out, ends):  # t
     return o, words
 
 
+@njit(inline="always")
+def _head(h, eight):  # type: ignore[no-untyped-def]
+    """Takes eight bytes of a word into its hash."""
+    h = (h ^ eight) * _GOLDEN
+    return h ^ (h >> uint64(32))
+
+
 @njit(nogil=True, cache=True)
-def hash_words(out, ends, words, hashes):  # type: ignore[no-untyped-def]
-    """A 64-bit hash for each word that `normalise` wrote. hashes: uint64, at least `words`."""
-    start = 0
+def hash_words(out, ends, words, hashes, first):  # type: ignore[no-untyped-def]
+    """A 64-bit hash for each word that `normalise` wrote -> hashes[first : first + words], uint64."""
+    start = int64(0)
     for i in range(words):
         end = ends[i]
         h = uint64(end - start) * _LENGTH
         while end - start > 8:
-            h = (h ^ load64(out, start)) * _GOLDEN
-            h ^= h >> uint64(32)
+            h = _head(h, load64(out, start))
             start += 8
-        tail = load64(out, start) & (uint64(0xFFFFFFFFFFFFFFFF) >> uint64(64 - 8 * (end - start)))
-        h = (h ^ tail) * _GOLDEN
-        hashes[i] = h ^ (h >> uint64(32))
+        tail = load64(out, start) & (_ONES >> uint64(64 - 8 * (end - start)))
+        hashes[first + i] = _head(h, tail)
         start = end + 1
+
+
+@njit(inline="always")
+def _letters(eight):  # type: ignore[no-untyped-def]
+    """How many of eight bytes, from the first, are ASCII letters: 0 to 8."""
+    small = (eight | _SMALL) & _LOW
+    at_least_a = small + uint64(0x1F1F1F1F1F1F1F1F)  # the high bit of each byte that is 0x61 and more
+    over_z = small + uint64(0x0505050505050505)  # 0x7B and more
+    return _low_zeros(~(at_least_a & ~over_z & ~eight) & _HIGH) >> uint64(3)
+
+
+@njit(nogil=True, cache=True)
+def _end_of_slow(data, p, end, ascii_):  # type: ignore[no-untyped-def]
+    """From p on, the next ASCII separator that an ASCII letter follows; never one that can be inside a number."""
+    while p + 1 < end:
+        byte = load8(data, p)
+        if ascii_[byte] == 32 and byte not in (44, 46):
+            small = load8(data, p + 1) | uint8(32)
+            if uint8(97) <= small <= uint8(122):
+                return p
+        p += 1
+    return end
+
+
+@njit(nogil=True, cache=True)
+def word_hashes(data, start, end, ascii_, page, table, sequences, out, ends, hashes):  # type: ignore[no-untyped-def]
+    """The hash of each normalised word of data[start:end] -> how many. Arrays as `normalise` and `hash_words` take.
+
+    A word of up to 15 ASCII letters between ASCII separators is hashed from the text, eight bytes at a time. All else
+    goes through `normalise`, in stretches that end where such a word begins. Reads nothing outside start:end.
+    """
+    words = int64(0)
+    p = start
+    plain = ascii_[65] == 97  # else upper case stays, and nothing takes the short way
+    while p < end:
+        if plain and p + 17 <= end:
+            eight = load64(data, p)
+            count = int64(_letters(eight))
+            if count == 0 and load8(ascii_, int64(load8(data, p))) == 32:
+                p += 1
+                continue
+            if 0 < count < 8:
+                if load8(ascii_, int64(load8(data, p + count))) == 32:
+                    tail = (eight | _SMALL) & (_ONES >> uint64(64 - 8 * count))
+                    hashes[words] = _head(uint64(count) * _LENGTH, tail)
+                    words += 1
+                    p += count + 1
+                    continue
+            elif count == 8:
+                next_eight = load64(data, p + 8)
+                more = int64(_letters(next_eight))
+                if more < 8 and load8(ascii_, int64(load8(data, p + 8 + more))) == 32:
+                    h = _head(uint64(8 + more) * _LENGTH, eight | _SMALL)
+                    if more:
+                        h = _head(h, (next_eight | _SMALL) & (_ONES >> uint64(64 - 8 * more)))
+                    hashes[words] = h
+                    words += 1
+                    p += 9 + more
+                    continue
+        stop = _end_of_slow(data, p + 1, end, ascii_) if plain else end
+        _, found = normalise(data, p, stop, ascii_, page, table, sequences, out, ends)
+        hash_words(out, ends, found, hashes, words)
+        words += found
+        p = stop
+    return words
 
 
 @njit(nogil=True, cache=True)
@@ -340,15 +431,16 @@ def shingle_set(text: str, ngram: int, tables: Fold | None = None) -> np.ndarray
     data = np.frombuffer(text.encode() + bytes(PADDING), np.uint8)
     size = len(data) - PADDING
     out, ends = np.empty(GROWTH * size + PADDING, np.uint8), np.empty(size // 2 + 2, np.int64)
-    _, words = normalise(data, 0, size, *(tables or fold()), out, ends)
-    hashes, shingles = np.empty(words + 1, np.uint64), np.empty(words + 1, np.uint32)
-    hash_words(out, ends, words, hashes)
+    hashes = np.empty(size // 2 + 2, np.uint64)
+    words = word_hashes(data, 0, size, *(tables or fold()), out, ends, hashes)
+    shingles = np.empty(words + 1, np.uint32)
     count, _ = shingle(hashes, words, ngram, shingles)
     return shingles[: distinct(shingles, count, count)].copy()
 
 
 def warm() -> None:
     """Compiles each kernel, or reads it from the cache."""
+    normalised("a")
     shingle_set("a few words, enough to compile", 5)
 
 

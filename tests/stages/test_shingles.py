@@ -139,12 +139,39 @@ def test_bytes_around_a_document_do_not_matter(text: str, before: int, after: in
         length, words = shingles.normalise(buffer, before, before + len(data), *shingles.fold(), out, ends)
         hashes = np.zeros(words + 1, np.uint64)
         out[length:] = guard[0]
-        shingles.hash_words(out, ends, words, hashes)
+        shingles.hash_words(out, ends, words, hashes, 0)
         assert ends[-1] == -1
         assert hashes[-1] == 0
+        again = np.zeros(words + 1, np.uint64)
+        scratch = np.empty_like(out)
+        assert words == shingles.word_hashes(buffer, before, before + len(data), *shingles.fold(), scratch, ends, again)
+        assert again.tolist() == hashes.tolist()
         found.append((out[:length].tobytes(), hashes.tolist()))
     assert found[0] == found[1]
     assert found[0][0].decode() == " ".join(reference(text))
+
+
+latin = st.text(st.sampled_from("abcdefgXYZ@[`{  .,-'19é中\n"), max_size=120)
+
+
+@settings(max_examples=300, deadline=None)
+@given(latin, st.integers(0, 17))
+def test_the_short_way_is_the_long_way(text: str, before: int) -> None:
+    """Words of ASCII letters are hashed from the text; the hashes must be those of the normalised words."""
+    data = text.encode()
+    buffer = np.frombuffer(b"w" * before + data + b"w" * 3, np.uint8)
+    out, ends = np.empty(3 * len(data) + shingles.PADDING, np.uint8), np.empty(len(data) // 2 + 2, np.int64)
+    hashes = np.zeros(len(data) // 2 + 2, np.uint64)
+    count = shingles.word_hashes(buffer, before, before + len(data), *shingles.fold(), out, ends, hashes)
+    assert hashes[:count].tolist() == [word_hash(word.encode()) for word in reference(text)]
+
+
+@pytest.mark.parametrize("length", range(1, 40))
+def test_words_of_every_length(length: int) -> None:
+    text = " ".join(["Q" * length, "z" * length]) + "." * 20
+    expected = sorted(run_hash([letter * length]) for letter in "qz")
+    assert shingles.shingle_set(text, 1).tolist() == expected
+    assert shingles.shingle_set(text.strip("."), 1).tolist() == expected
 
 
 def test_growth_bound_holds() -> None:
