@@ -155,11 +155,19 @@ def _rows(
 
 
 def document(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of kept or dropped -> what a person wants to see of it; measures under one key, NaN as None."""
+    """A row of kept or dropped -> what a person wants to see of it; measures under one key, NaN as None.
+
+    `labels` are other columns of stages, such as the document that a duplicate is a copy of.
+    """
     measures = {
         name: None if value is None or not math.isfinite(value) else float(value)
         for name, value in row.items()
         if name not in NOT_MEASURES and isinstance(value, float)
+    }
+    labels = {
+        name: value
+        for name, value in row.items()
+        if "." in name and name not in measures and isinstance(value, str | int) and not isinstance(value, bool)
     }
     text = row.get("text")
     chars, size = row.get("chars"), row.get("bytes")
@@ -176,6 +184,7 @@ def document(row: dict[str, Any]) -> dict[str, Any]:
         "chars": chars if chars is not None or text is None else len(text),
         "bytes": size if size is not None or text is None else len(text.encode()),
         "measures": measures,
+        "labels": labels,
         "text": text,
     }
 
@@ -268,6 +277,7 @@ def _facts(found: dict[str, Any]) -> Table:
     table = Table.grid(padding=(0, 2))
     size = f"{found['chars']:,} characters, {found['bytes']:,} bytes" if found["chars"] is not None else None
     facts = {key: found[key] for key in ("doc_id", "source", "url", "dump", "date", "language")} | {"size": size}
+    facts |= found["labels"]
     for name, value in facts.items():
         if value is not None:
             table.add_row(Text(name, style="dim"), Text(visible(str(value))))

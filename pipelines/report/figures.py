@@ -15,6 +15,7 @@ from typing import Any
 from gristmill.pipelines.open_run import HELD_OUT, INPUT, TOKENS, FunnelRow, Run, funnel, share
 from gristmill.pipelines.report.ablation import ablation
 from gristmill.pipelines.report.charts import bin_positions, value_scale
+from gristmill.pipelines.report.dedupe import duplicates
 from gristmill.pipelines.report.limits import StageRules, rules_of
 from gristmill.pipelines.report.samples import sample
 from gristmill.pipelines.report.scan import Scan, scan
@@ -49,7 +50,7 @@ def page_data(run: Run, stages: Mapping[str, type]) -> dict[str, Any]:
         "samples_left_out": samples.left_out,
         "scan": _scan(scan(run)),
         "models": run.models,
-        "clusters": {name: _cluster(card) for name, card in run.clusters.items()},
+        "clusters": {name: _cluster(run, name, card) for name, card in run.clusters.items()},
         "tokens": _tokens(run),
         "ablation": ablation(run),
         "operations": _operations(run),
@@ -216,8 +217,10 @@ def _top(counter: Counter[str]) -> list[tuple[str, int]]:
     return sorted(counter.items(), key=lambda pair: (-pair[1], pair[0]))
 
 
-def _cluster(card: Mapping[str, Any]) -> dict[str, Any]:
-    """A global stage's card: its histogram of cluster sizes apart from the other figures."""
+def _cluster(run: Run, segment: str, card: Mapping[str, Any]) -> dict[str, Any]:
+    """A global stage's card: its histogram of cluster sizes apart from the other figures; what it removed."""
+    stage = next((label for label in run.stages() if run.segment_of(label) == segment), "").partition(" ")[0]
+    removed = duplicates(run, segment, stage)
     figures = dict(card.get("figures") or {k: v for k, v in card.items() if k != "key"})
     sizes: list[tuple[str, int]] = []
     for name in [n for n in figures if "size" in n]:
@@ -225,10 +228,12 @@ def _cluster(card: Mapping[str, Any]) -> dict[str, Any]:
             sizes = found
             del figures[name]
     return {
+        "stage": stage,
         "sizes": _coarse(sizes),
         "figures": figures,
-        "documents": card.get("documents"),
-        "seconds": card.get("seconds"),
+        "matrix": removed.matrix,
+        "pairs": removed.pairs,
+        "skipped": removed.skipped,
     }
 
 

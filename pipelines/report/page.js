@@ -186,14 +186,27 @@
   fill("source", data.samples.map((s) => s.source));
   fill("language", data.samples.map((s) => s.language));
 
+  fill("measure", data.samples.flatMap((s) => Object.keys(s.measures).filter((name) => s.measures[name] !== null)));
+
   function chosen() {
-    const want = Object.fromEntries(["kept", "stage", "reason", "source", "language", "text"].map((n) => [n, field(n).value]));
+    const names = ["kept", "stage", "reason", "source", "language", "text", "measure", "order"];
+    const want = Object.fromEntries(names.map((n) => [n, field(n).value]));
     const text = want.text.trim().toLowerCase();
-    return data.samples.filter((s) =>
+    const [low, high] = ["low", "high"].map((n) => (field(n).value === "" ? null : Number(field(n).value)));
+    const found = data.samples.filter((s) =>
       (want.kept === "" || s.kept === (want.kept === "1")) && (!want.stage || s.stage === want.stage) &&
       (!want.reason || s.reasons.includes(want.reason)) && (!want.source || s.source === want.source) &&
       (!want.language || s.language === want.language) &&
-      (!text || s.text.toLowerCase().includes(text) || (s.url || "").toLowerCase().includes(text)));
+      (!text || s.text.toLowerCase().includes(text) || (s.url || "").toLowerCase().includes(text)) &&
+      (!want.measure || inRange(s.measures[want.measure], low, high)));
+    if (want.measure) {
+      found.sort((a, b) => (want.order === "up" ? 1 : -1) * (a.measures[want.measure] - b.measures[want.measure]));
+    }
+    return found;
+  }
+
+  function inRange(value, low, high) {
+    return value !== null && value !== undefined && (low === null || value >= low) && (high === null || value <= high);
   }
 
   // Spans of a text that a reason speaks of: [start, end) pairs. Only where the text alone shows them.
@@ -260,7 +273,8 @@
     const title = sample.kept
       ? [make("span", null, "kept")]
       : [make("span", null, words(sample.stage)), ...sample.reasons.map((r, i) => make("span", { class: i ? "reason more" : "reason" }, words(r)))];
-    const facts = [sample.source, sample.url, sample.language, sample.date, number(sample.chars) + " characters", sample.doc_id];
+    const facts = [sample.source, sample.url, sample.language, sample.date, number(sample.chars) + " characters", sample.doc_id,
+      ...Object.entries(sample.labels).map(([name, value]) => name + " " + value)];
     const bad = guilty(sample);
     const measures = Object.entries(sample.measures).filter((pair) => pair[1] !== null)
       .sort((a, b) => Number(bad.has(b[0])) - Number(bad.has(a[0])));
@@ -285,7 +299,11 @@
     $("sample-before").disabled = page === 0;
     $("sample-after").disabled = page === pages - 1;
   }
-  form.addEventListener("input", () => { page = 0; showSamples(); });
+  form.addEventListener("input", () => {
+    page = 0;
+    form.querySelector(".range").hidden = field("measure").value === "";
+    showSamples();
+  });
   form.addEventListener("submit", (event) => event.preventDefault());
   for (const [id, step] of [["sample-before", -1], ["sample-after", 1]]) {
     $(id).addEventListener("click", () => {

@@ -139,8 +139,8 @@ class FakeExact(Settings):
     name: ClassVar = "exact"
     version: ClassVar = 1
     needs: ClassVar = ("text",)
-    adds: ClassVar = {"exact.cluster_size": pa.float64()}
-    measures: ClassVar = (Measure("exact.cluster_size", "documents", log_edges(1, 1000, 30)),)
+    adds: ClassVar = {"exact.cluster": pa.string(), "exact.copies": pa.float64()}
+    measures: ClassVar = (Measure("exact.copies", "documents", log_edges(1, 1000, 30)),)
 
     def rules(self) -> tuple[Rule, ...]:
         return ()
@@ -236,12 +236,13 @@ class FakeRun:
                 {
                     "doc_id": d,
                     "reason": None if first[t] == (i, d) else "exact_duplicate",
-                    "exact.cluster_size": float(sizes[t]),
+                    "exact.cluster": first[t][1],
+                    "exact.copies": float(sizes[t]),
                 }
                 for d, t in zip(batch["doc_id"].to_pylist(), batch["text"].to_pylist(), strict=True)
                 if sizes[t] > 1
             ]
-            schema = pa.schema([("doc_id", pa.string()), ("reason", pa.string()), ("exact.cluster_size", pa.float64())])
+            schema = pa.schema([("doc_id", pa.string()), ("reason", pa.string()), *FakeExact.adds.items()])
             result, _ = apply_decisions(FakeExact(), batch, pa.Table.from_pylist(rows, schema=schema))
             sums = StageLedger(stage="exact", seconds=0.125)
             book(sums, batch, result.kept, result.dropped, result.counters)
@@ -312,7 +313,7 @@ class FakeRun:
             "chars": pc.utf8_length(batch["text"]).cast(pa.int64()),
             "bytes": pc.binary_length(batch["text"]).cast(pa.int64()),
             "language": language,
-            **{name: batch[name].cast(pa.float64()) for name in measures},
+            **{name: batch[name] for name in measures},
             "text": text,
         }
         return pa.table(columns)

@@ -78,6 +78,19 @@ def test_conditions_are_all_met(run, dropped):
     assert {d["language"] for d in inspect(run, kept=True, language="ar", n=5)} == {"ar"}
 
 
+def test_a_duplicate_names_the_document_that_stays(run):
+    found = inspect(run, stage="exact", n=1)[0]
+    assert found["labels"] == {"exact.cluster": "docs-0-5"}
+    assert found["measures"]["exact.copies"] > 1
+    assert "exact.cluster" in rendered([found])
+
+
+def rendered(documents):
+    out = io.StringIO()
+    render(documents, Console(file=out, width=100, color_system=None))
+    return out.getvalue()
+
+
 def test_kept_by_a_stage_is_what_its_segment_kept(run):
     assert len(inspect(run, stage="fake_quality", kept=True, n=10_000)) == run.kept("01-extract").count_rows()
     assert len(inspect(run, kept=True, n=10_000)) == run.kept().count_rows()

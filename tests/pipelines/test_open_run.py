@@ -110,7 +110,7 @@ def test_documents_of_all_segments_in_one_table(folder):
     run = open_run(folder)
     dropped = run.dropped().to_table()
     assert dropped.num_rows == sum(row.dropped for row in funnel(run, sources=False))
-    assert dropped["exact.cluster_size"].null_count == dropped.num_rows - 17  # measured in the second segment only
+    assert dropped["exact.copies"].null_count == dropped.num_rows - 17  # measured in the second segment only
     assert run.kept().count_rows() == run.stages()["exact"].kept.documents
     assert run.kept("01-extract").count_rows() == run.stages()["fake_quality"].kept.documents
     assert run.measures["fake_quality.words"].stage == "fake_quality"

@@ -12,14 +12,17 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.pipelines.open_run import RunError, open_run
 from gristmill.pipelines.report import charts
+from gristmill.pipelines.report.dedupe import duplicates, pair
 from gristmill.pipelines.report.figures import page_data
 from gristmill.pipelines.report.limits import Setting, rules_of
 from gristmill.pipelines.report.samples import TEXT_CHARS, sample, spread_order
@@ -222,6 +225,50 @@ def test_tokens_dedupe_models_and_operations(folder, page):
     assert stage["mb_per_s"] == pytest.approx(books["fake_quality"].read.bytes / 5.25 / 1e6)
     assert data["operations"]["slow"][0]["shard"] == 5
     assert "Stage read failed on 1 document." in data["warnings"][0]
+
+
+# Duplicates
+
+
+def test_copies_by_source(folder, page):
+    card = page.data["clusters"]["02-exact"]
+    dropped = ds.dataset(folder / "02-exact/dropped").to_table(columns=["source", "exact.cluster"]).to_pylist()
+    expected: dict[tuple[str, str], int] = {}
+    for row in dropped:
+        key = row["source"], row["exact.cluster"].split("-")[0]
+        expected[key] = expected.get(key, 0) + 1
+    assert {(a, b): n for a, b, n in card["matrix"]} == expected
+    assert card["pairs"][0]["same"] == 1
+    assert card["pairs"][0]["parts"][0][1].startswith("This page has moved.")
+
+
+def test_a_pair_shows_what_differs():
+    same = "the mill turns. " * 60
+    copy = {"doc_id": "a", "source": "s", "text": f"Note. {same}And then it stopped."}
+    stays = {"doc_id": "b", "source": "t", "text": f"{same}And then it broke!"}
+    found = pair(copy, stays)
+    assert found["parts"][0] == ("copy", "Note. ")
+    assert [kind for kind, _ in found["parts"]] == ["copy", "same", "cut", "same", "stays", "copy"]
+    assert found["parts"][-2:] == [("stays", "broke!"), ("copy", "stopped.")]
+    assert found["parts"][2][1] == f"{len(same) + len('And then it ') - 240:,} equal characters"
+    assert 0.95 < found["same"] < 1
+    assert (found["copy_source"], found["stays_source"]) == ("s", "t")
+
+
+def test_a_name_that_two_documents_have_is_not_guessed(tmp_path):
+    folder = FakeRun(documents=120).build(tmp_path / "run")
+    before = duplicates(open_run(folder), "02-exact", "exact")
+    stays = before.pairs[0]["stays"]
+    path = next(
+        p for p in sorted((folder / "02-exact/kept").iterdir()) if stays not in pq.read_table(p)["doc_id"].to_pylist()
+    )
+    table = pq.read_table(path)
+    ids = [stays, *table["doc_id"].to_pylist()[1:]]
+    pq.write_table(table.set_column(0, "doc_id", pa.array(ids)), path)
+    after = duplicates(open_run(folder), "02-exact", "exact")
+    assert {where for _, where, _ in after.matrix} == {"unknown"}
+    assert after.pairs == []
+    assert duplicates(open_run(folder), "01-extract", "read").matrix == []
 
 
 # Ablations
@@ -587,6 +634,7 @@ def watch(browser, folder):
 
     def open_page(width=1280, height=900, scheme="light"):
         tab = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
+        tab.set_default_timeout(5_000)
         opened.append(tab)
         wrong: list[str] = []
         tab.on("console", lambda message: wrong.append(f"{message.type}: {message.text}"))
@@ -621,16 +669,25 @@ def test_the_page_works_in_chromium(watch, folder, page, tmp_path):
     tab.select_option("[name=reason]", "too_few_words")
     few = [s for s in data["samples"] if "too_few_words" in s["reasons"]]
     assert tab.inner_text("#sample-count") == f"{len(few)} documents"
-    assert tab.locator(".sample").count() == min(10, len(few))
+    assert tab.locator("#sample-list .sample").count() == min(10, len(few))
     tab.select_option("[name=reason]", "")
     tab.fill("[name=text]", "onerror=")
     assert tab.locator("#sample-list pre").first.inner_text().startswith("</script><img src=x onerror=")
     assert tab.locator("#sample-list mark.hit").first.inner_text() == "onerror="
     tab.fill("[name=text]", "")
-    first = tab.locator(".sample").first.inner_text()
+    tab.select_option("[name=measure]", "fake_quality.words")
+    tab.fill("[name=low]", "10")
+    tab.fill("[name=high]", "40")
+    between = [s for s in data["samples"] if 10 <= (s["measures"].get("fake_quality.words") or 0) <= 40]
+    assert tab.inner_text("#sample-count") == f"{len(between)} documents"
+    lowest = min(s["measures"]["fake_quality.words"] for s in between)
+    assert f"fake_quality.words {lowest:.0f}" in tab.locator("#sample-list .sample").first.inner_text()
+    tab.select_option("[name=measure]", "")
+    assert tab.locator("[name=low]").is_hidden()
+    first = tab.locator("#sample-list .sample").first.inner_text()
     tab.click("#sample-after")
     assert tab.inner_text("#sample-page").startswith("page 2 of")
-    assert tab.locator(".sample").first.inner_text() != first
+    assert tab.locator("#sample-list .sample").first.inner_text() != first
 
     # the funnel of one source, a sorted table, logarithmic counts
     tab.select_option("#funnel-source", "news")
