@@ -68,12 +68,14 @@ class MinHash(Settings):
 
     @model_validator(mode="after")
     def _either_bands_or_threshold(self) -> MinHash:
-        given = self.model_fields_set & {"bands", "rows"}
+        # By value, not by what was written: a resolved recipe names every default.
+        changed = {k for k, f in type(self).model_fields.items() if getattr(self, k) != f.default}
+        given = changed & {"bands", "rows"}
         if self.threshold is not None and given:
             raise ValueError(
                 f"threshold chooses bands and rows, but {' and '.join(sorted(given))} is set too. Drop one."
             )
-        if self.threshold is None and "permutations" in self.model_fields_set:
+        if self.threshold is None and "permutations" in changed:
             raise ValueError("permutations bounds what `threshold` chooses; without it, set bands and rows.")
         return self
 

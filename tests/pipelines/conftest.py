@@ -20,9 +20,9 @@ MODULES = (
     "argparse asyncio bisect calendar codecs collections configparser contextlib copy csv dataclasses datetime "
     "decimal difflib dis email enum fractions functools getopt gettext glob gzip hashlib heapq hmac html http "
     "inspect io ipaddress itertools json keyword linecache locale logging mailbox math mimetypes netrc numbers "
-    "operator optparse os pathlib pdb pickle pickletools pkgutil platform plistlib poplib pprint profile random re "
+    "operator optparse os pathlib pdb pickle pickletools pkgutil platform plistlib poplib pprint profile random "
     "reprlib sched selectors shelve shlex shutil smtplib socket sqlite3 ssl statistics string stringprep struct "
-    "subprocess tarfile tempfile textwrap threading timeit token tokenize trace traceback types typing unittest "
+    "subprocess tarfile tempfile textwrap threading timeit token tokenize trace traceback types unittest "
     "urllib uuid warnings wave weakref webbrowser zipfile zipimport"
 ).split()
 
