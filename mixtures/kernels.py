@@ -11,8 +11,12 @@ Arrays of a timeline (one phase), for k sources and j steps of constant weights,
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from numba import int64, njit, uint64
+from llvmlite import ir
+from numba import int64, njit, types, uint64
+from numba.extending import intrinsic
 
 BITS = 44  # of a weight's fraction: 7e8 steps below a weight of 1e-7, and 2^40 positions times a weight stay exact
 ONE = 1 << BITS
@@ -281,6 +285,33 @@ def fill(step_start, weight, whole, part, begin, end, low, high, source, rank): 
             freed[place] = s
 
 
+@njit(nogil=True, cache=True)
+def furthest(step_start, weight, whole, part, begin, end, low, source):  # type: ignore[no-untyped-def]
+    """The largest |came - due| of any source at the prefixes begin + 1 .. end, in units of 1 / ONE.
+
+    source (end - begin,): what `fill` gave. Between two of its windows a source only falls behind, so it is enough to
+    look before and after each, and at the end.
+    """
+    worst = int64(0)
+    count = low.copy()
+    j = step_at(step_start, begin)
+    for i in range(end - begin):
+        s = source[i]
+        for later in range(2):  # before the window, then after it
+            position = begin + i + later
+            while j + 1 < len(step_start) and step_start[j + 1] <= position:
+                j += 1
+            floor, rest = due(whole[j, s], part[j, s], weight[j, s], position - step_start[j])
+            error = (count[s] - floor) * ONE - rest
+            if position > begin:
+                worst = max(worst, abs(error))
+            count[s] += 1 - later
+    for s in range(len(low)):
+        floor, rest = due(whole[j, s], part[j, s], weight[j, s], end - step_start[j])
+        worst = max(worst, abs((count[s] - floor) * ONE - rest))
+    return worst
+
+
 @njit(inline="always")
 def _lowest_bit(word):  # type: ignore[no-untyped-def]
     """The place of the lowest bit that is set in a word (uint64) that is not 0."""
@@ -315,6 +346,62 @@ def _dequeue(queue, words, tops, following):  # type: ignore[no-untyped-def]
     return s
 
 
+def _load_from_address(bits: int) -> Any:
+    result: Any = {16: types.uint16, 32: types.uint32}[bits]
+
+    @intrinsic
+    def load(typing_context: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.load(builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer()), align=1)
+
+        return result(types.int64), generate
+
+    return load
+
+
+_load16 = _load_from_address(16)
+_load32 = _load_from_address(32)
+
+
+@njit(nogil=True, cache=True)
+def gather(address, item_bytes, out):  # type: ignore[no-untyped-def]
+    """Copies the ids that lie at address (n,) int64 in memory, item_bytes (2 or 4) each, to out (n, length).
+
+    out is of any integer dtype. An address of 0 is left out. Nothing is checked: the caller holds the memory.
+    """
+    n, length = out.shape
+    for i in range(n):
+        start = address[i]
+        if start == 0:
+            continue
+        if item_bytes == 2:
+            for j in range(length):
+                out[i, j] = _load16(start + 2 * j)
+        else:
+            for j in range(length):
+                out[i, j] = _load32(start + 4 * j)
+
+
+@njit(nogil=True, cache=True)
+def number_documents(starts, ends, out):  # type: ignore[no-untyped-def]
+    """Fills out (n, length) int32: which document of its window each token is in, counted from 0.
+
+    starts: where documents start, all windows in a row, ascending in each; window i has starts[ends[i] : ends[i + 1]].
+    A start at 0 begins document 0.
+    """
+    n, length = out.shape
+    for i in range(n):
+        at, document = 0, 0
+        for k in range(ends[i], ends[i + 1]):
+            while at < starts[k]:
+                out[i, at] = document
+                at += 1
+            document += 1 if starts[k] > 0 else 0
+        while at < length:
+            out[i, at] = document
+            at += 1
+
+
 def warm() -> None:
     """Compiles the kernels, or loads them from numba's cache."""
     one = np.array([[ONE]], np.int64)
@@ -324,4 +411,7 @@ def warm() -> None:
     state(*timeline, 1, 1, low, np.zeros(0, np.int64), out)
     source, rank = np.zeros(1, np.int32), np.zeros(1, np.int64)
     fill(*timeline, 0, 1, low, out, source, rank)
+    furthest(*timeline, 0, 1, low, source)
+    gather(np.zeros(1, np.int64), 2, np.zeros((1, 1), np.int64))
+    number_documents(np.zeros(1, np.int64), np.array([0, 1]), np.zeros((1, 1), np.int32))
     windows_of(np.zeros(1, np.uint64), np.ones(1, np.int64), source, rank, np.zeros(1, np.int64), np.zeros(1, np.int64))

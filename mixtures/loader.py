@@ -18,7 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from gristmill.mixtures.kernels import gather, number_documents
 from gristmill.mixtures.plan import MixtureError, Plan
+
+FEW_WINDOWS = 8  # below it, looking up addresses costs more than reading window by window
 
 
 @dataclass(frozen=True)
@@ -53,10 +56,11 @@ class Batch:
         Tokens of one window attend to each other only where these numbers are equal. The target of a document's last
         token is another document's first: mask it where documents[:, :-1] != documents[:, 1:].
         """
-        out = np.zeros(self.tokens.shape, np.int32)
-        for i, starts in enumerate(self.starts):
-            out[i, starts[starts > 0]] = 1
-        return np.cumsum(out, axis=1, dtype=np.int32)
+        out = np.empty(self.tokens.shape, np.int32)
+        starts = self.starts
+        ends = np.cumsum([0, *(len(of_window) for of_window in starts)])
+        number_documents(np.concatenate([np.zeros(0, np.int64), *starts]), ends, out)
+        return out
 
 
 class Loader:
@@ -92,6 +96,10 @@ class Loader:
         self.plan, self.rank, self.world_size = plan, rank, world_size
         self.batch_windows, self.start_window = batch_windows, start_window
         self.dtype = np.dtype(dtype if dtype is not None else np.int64)
+        self._reader: Reader | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reader": None}
 
     def __len__(self) -> int:
         """Batches from start_window to the end of the plan; the last may be short."""
@@ -108,13 +116,53 @@ class Loader:
         high = begin + (end - begin) * (self.rank + 1) // self.world_size
         source, epoch, window = self.plan.order.block(low, high)
         tokens = np.empty((high - low, self.plan.seq_len + 1), self.dtype)
-        read_windows(self.plan, source, window, tokens)
+        if self._reader is None:
+            self._reader = Reader(self.plan)
+        self._reader.read(source, window, tokens)
         return Batch(tokens, np.arange(low, high), source, epoch, window, end, self.plan)
 
 
-def read_windows(plan: Plan, source: np.ndarray, window: np.ndarray, out: np.ndarray) -> None:
-    """Fills out (n, seq_len + 1) with the tokens of windows (n,) of sources (n,)."""
-    length = plan.seq_len
-    readers = [plan.tokens.sources[name].read for name in plan.sources]
-    for i, (s, w) in enumerate(zip(source.tolist(), window.tolist(), strict=True)):
-        out[i] = readers[s](w * length, length + 1)
+class _Shards:
+    """Where the ids of one source lie in memory. A shard is mapped when its first window is asked for."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+        self.starts = np.cumsum([0, *(shard.tokens for shard in source.shards)])  # in ids; then the total
+        self.views: list[np.ndarray | None] = [None] * len(source.shards)  # kept, because addresses point into them
+        self.first = np.zeros(len(source.shards), np.int64)  # address of the first id of each shard, 0: not mapped
+
+    def addresses(self, begin: np.ndarray, length: int) -> np.ndarray:
+        """Addresses (n,) int64 of the ranges that start at begin (n,); 0 where a range lies in more than one shard."""
+        shard = np.searchsorted(self.starts, begin, side="right") - 1
+        offset = begin - self.starts[shard]
+        whole = begin + length <= self.starts[shard + 1]
+        for s in np.unique(shard[whole]).tolist():
+            if self.views[s] is None:
+                view = self.source.read(int(self.starts[s]), int(self.starts[s + 1] - self.starts[s]))
+                self.views[s], self.first[s] = view, view.ctypes.data
+        return np.where(whole, self.first[shard] + offset * self.source.dtype.itemsize, 0)
+
+
+class Reader:
+    """Copies windows out of memory-mapped token shards."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._seq_len = plan.seq_len
+        self._shards = [_Shards(plan.tokens.sources[name]) for name in plan.sources]
+
+    def read(self, source: np.ndarray, window: np.ndarray, out: np.ndarray) -> None:
+        """Fills out (n, seq_len + 1) with the tokens of windows (n,) of sources (n,)."""
+        length = self._seq_len + 1
+        address = np.zeros(len(source), np.int64)
+        if len(source) < FEW_WINDOWS:
+            self._read_one_by_one(np.arange(len(source)), source, window, out)
+            return
+        for s in np.unique(source).tolist():
+            mine = source == s
+            address[mine] = self._shards[s].addresses(window[mine] * self._seq_len, length)
+        gather(address, self._shards[0].source.dtype.itemsize, out)
+        self._read_one_by_one(np.flatnonzero(address == 0), source, window, out)
+
+    def _read_one_by_one(self, which: np.ndarray, source: np.ndarray, window: np.ndarray, out: np.ndarray) -> None:
+        for i in which.tolist():
+            out[i] = self._shards[source[i]].source.read(int(window[i]) * self._seq_len, self._seq_len + 1)

@@ -9,8 +9,11 @@ Two independent parts:
 
 Which source. Each source is due `sum of its weights so far` windows. At every position each has come as often as is
 due, rounded up or down, or nearly so: `BOUND` is what the tests hold it to, over the whole run, whatever the phases
-and ramps; in 1,000 random mixtures the worst was 1.1 windows, within the first phase 1.0. Cumulative dues carry
-over phase boundaries, so errors do not add up. A phase is cut into blocks. What each source has when a block begins
+and ramps. Dues carry over phase boundaries, so errors do not add up. In one phase the error stays under 1 window; in
+2,000 random mixtures of several phases the worst was 1.15, in 1,500 made of a few windows for changing groups 1.41.
+(No order that keeps its prefix when a phase is appended can do so against an adversary, who sees which sources are
+behind and appends phases for those alone: each halving of them costs half a window. Against ours he reaches 2.2 with
+300 sources.) `Order.worst_error` measures it. A phase is cut into blocks. What each source has when a block begins
 follows from the two ends of a dyadic interval around it (`kernels.state`), and inside the block the window that
 must come first comes first (`kernels.fill`). So any position costs one block and the logarithm of its distance,
 and a longer run or a further phase leaves everything before it as it was.
@@ -22,6 +25,7 @@ on the seed, the source's name and the epoch, on nothing else of the plan.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -73,16 +77,24 @@ def quantise(weights: Sequence[Sequence[float | Fraction]]) -> np.ndarray:
     return np.array([apportion(ONE, row) for row in weights], dtype=np.int64)
 
 
-def apportion(total: int, weights: Sequence[float | Fraction]) -> list[int]:
+def apportion(total: int, weights: Sequence[int | float | Fraction]) -> list[int]:
     """Integers that sum to `total`, each within 1 of its share: Hamilton's largest remainders, ties to the first."""
     exact = [Fraction(w) for w in weights]
-    scale = Fraction(total) / sum(exact)
-    shares = [w * scale for w in exact]
-    floors = [share.numerator // share.denominator for share in shares]
-    by_rest = sorted(range(len(shares)), key=lambda s: (floors[s] - shares[s], s))
-    for s in by_rest[: total - sum(floors)]:
-        floors[s] += 1
-    return floors
+    unit = math.lcm(*(w.denominator for w in exact))
+    whole = [w.numerator * (unit // w.denominator) for w in exact]
+    units = sum(whole)
+    divided = [divmod(total * w, units) for w in whole]
+    counts = [floor for floor, _ in divided]
+    by_rest = sorted(range(len(counts)), key=lambda s: (-divided[s][1], s))
+    for s in by_rest[: total - sum(counts)]:
+        counts[s] += 1
+    return counts
+
+
+def between(low: Sequence[int], high: Sequence[int], part: Fraction) -> list[int]:
+    """Weights that lie `part` of the way from one row of `quantise` to another: they sum to ONE as well."""
+    p, q = part.numerator, part.denominator
+    return apportion(ONE, [int(a) * (q - p) + int(b) * p for a, b in zip(low, high, strict=True)])
 
 
 @dataclass
@@ -171,6 +183,17 @@ class Order:
             int(phase.whole[j, s]) + Fraction(int(phase.part[j, s]) + gained * int(phase.weight[j, s]), ONE)
             for s in range(len(self.sources))
         ]
+
+    def worst_error(self) -> float:
+        """The largest |came - due| of any source at any prefix of the run, in windows. 0.1 s a million windows."""
+        worst = 0
+        for p, phase in enumerate(self._phases):
+            for begin in range(0, phase.windows, self._block):
+                source = self._filled(p, begin // self._block)[0]
+                end = min(begin + len(source), phase.windows)
+                low = self._state(p, begin)
+                worst = max(worst, kernels.furthest(*_arrays(phase), begin, end, low, source[: end - begin]))
+        return float(worst / ONE)
 
     def weights(self, position: int) -> np.ndarray:
         """The weights in force at a position: (k,) float64, sum 1."""

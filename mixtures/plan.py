@@ -23,7 +23,8 @@ import numpy as np
 import orjson
 import xxhash
 
-from gristmill.mixtures.order import Order, Steps, apportion, quantise
+from gristmill.mixtures.kernels import ONE
+from gristmill.mixtures.order import Order, Steps, apportion, between, quantise
 
 if TYPE_CHECKING:
     from gristmill.mixtures.loader import Loader
@@ -309,11 +310,10 @@ def steps_of(spec: PhaseSpec) -> Steps:
         return Steps((spec.windows,), quantise([spec.weights]), spec.exact)
     n = min(MAX_RAMP_STEPS, spec.windows)
     ends = [spec.windows * j // n for j in range(n + 1)]
-    rows = []
-    for j in range(n):
-        x = ramp_at(spec.ramp, Fraction(ends[j] + ends[j + 1], 2 * spec.windows))
-        rows.append([a + (b - a) * x for a, b in zip(spec.start_weights, spec.weights, strict=True)])
-    return Steps(tuple(b - a for a, b in pairwise(ends)), quantise(rows))
+    first, last = (apportion(ONE, weights) for weights in (spec.start_weights, spec.weights))
+    middles = [Fraction(a + b, 2 * spec.windows) for a, b in pairwise(ends)]
+    rows = [between(first, last, ramp_at(spec.ramp, middle)) for middle in middles]
+    return Steps(tuple(b - a for a, b in pairwise(ends)), np.array(rows, dtype=np.int64))
 
 
 def ramp_at(ramp: str, x: Fraction) -> Fraction:

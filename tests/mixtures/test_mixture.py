@@ -60,7 +60,8 @@ def test_curriculum_moves_linearly_and_anneals() -> None:
     assert plan.anneal_begin == 1600
     weights = [w["readmes"] for tokens, w in plan.curve(300) if shift.begin * 256 <= tokens < shift.end * 256]
     assert weights == sorted(weights)
-    assert (weights[0], weights[-1]) == (pytest.approx(0.7 / 128), pytest.approx(0.7 * 127 / 128))
+    # 64 steps of 9 or 10 windows, each with the weight of its middle: 4.5 and 595 of 600.
+    assert (weights[0], weights[-1]) == (pytest.approx(0.7 * 4.5 / 600), pytest.approx(0.7 * 595 / 600))
 
 
 def test_cosine_ramp_is_slow_at_both_ends() -> None:
@@ -187,7 +188,8 @@ def test_too_many_epochs_are_refused_with_both_numbers_and_what_would_do() -> No
         mixture.plan({"a": 100_001, "b": 1001}, 10, 10_000)
     assert str(caught.value) == (
         "Mixture m: source 'b' gives 5,000 tokens in this run, 5 epochs of its 1,000 tokens; max_epochs 2 allows "
-        "2,000. Nearest that works: a weight of 0.2 of 1, or with these weights a budget of 4,000 tokens, or max_epochs 5."
+        "2,000. Nearest that works: a weight of 0.2 of 1, or with these weights a budget of 4,000 tokens, or "
+        "max_epochs 5."
     )
     mixture.plan({"a": 100_001, "b": 1001}, 10, 4_000)
     Mixture(name="m", sources={"a": 0.8, "b": {"weight": 0.2, "max_epochs": 2}}).plan(

@@ -192,6 +192,7 @@ def test_every_prefix_is_within_the_bound(part: int, monkeypatch: pytest.MonkeyP
         order = Order([str(s) for s in range(k)], [10**6] * k, 0, phases)
         error = worst_error(order, phases)
         assert error < BOUND, (seed, k, error)
+        assert order.worst_error() == pytest.approx(error, abs=1e-6)
         worst = max(worst, error)
     assert worst < 1.2  # what was seen when this was written is 1.13: the bound has room
 

@@ -1,0 +1,225 @@
+"""How fast windows come: `python benchmarks/loader.py [--windows 20000] [--json]`.
+
+Token shards of 256 MB (uint16) are made in a temporary folder: two sources, documents of 700 tokens. Each loader gives
+batches of 64 windows of 2,049 tokens as int64, one process, no worker processes. Warm: the files lie in memory; the
+loaders take turns, round after round, and the medians of CPU time are printed. Cold: the files are put out of the page
+cache first, and the clock on the wall counts.
+
+    loader.warm.<who>    million tokens/s of CPU time: ours (plain), ours through torch's DataLoader (with document
+                         numbers and targets, which the others do not have), nanoGPT's get_batch (random offsets, the
+                         same for x and y), datatrove's DatatroveFileDataset under a DataLoader
+    loader.cold.<who>    million tokens/s of wall time
+    loader.start_ms      opening the shards, planning, first batch
+    order.plan_15t_ms    opening a plan of 15e12 tokens over 200 sources, and order.plan_15t_mb, what it holds
+    order.positions_1m_ms  source, epoch and window of a million positions of it
+
+To expect on one core of a server of 2024: 600 warm for ours, a half to a third of it for nanoGPT, under 100 for
+datatrove and for anything that makes one sample at a time; a plan of 15e12 tokens in 20 ms, a million positions in
+150 ms. Cold, the disk decides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from gristmill.mixtures import kernels
+from gristmill.mixtures.mixture import Mixture
+from gristmill.tokenize.shards import INDEX_SCHEMA, ShardInfo, TokenManifest, TokenSet
+
+SEQ_LEN = 2048
+BATCH_WINDOWS = 64
+SHARD_TOKENS = 32 << 20  # 64 MiB of uint16
+DOCUMENT_TOKENS = 700
+SOURCES = {"web": 3, "code": 1}  # shards
+
+
+def make_tokens(folder: Path) -> None:
+    """Shards of random ids, each a whole number of documents."""
+    random = np.random.default_rng(0)
+    infos = []
+    for source, count in SOURCES.items():
+        for _ in range(count):
+            name = f"part-{len(infos):05}"
+            ids = random.integers(1, 48_000, SHARD_TOKENS // DOCUMENT_TOKENS * DOCUMENT_TOKENS).astype("<u2")
+            ids[DOCUMENT_TOKENS - 1 :: DOCUMENT_TOKENS] = 0
+            documents = len(ids) // DOCUMENT_TOKENS
+            columns = {
+                "doc_id": [f"{name}-{i}" for i in range(documents)],
+                "source": [source] * documents,
+                "start": np.arange(documents, dtype=np.uint64) * DOCUMENT_TOKENS,
+                "length": np.full(documents, DOCUMENT_TOKENS, np.uint32),
+                "bytes": np.full(documents, 4 * DOCUMENT_TOKENS, np.uint32),
+            }
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_file(sink, INDEX_SCHEMA) as writer:
+                writer.write_table(pa.table(columns, schema=INDEX_SCHEMA))
+            index = sink.getvalue().to_pybytes()
+            (folder / f"{name}.bin").write_bytes(ids.tobytes())
+            (folder / f"{name}.idx").write_bytes(index)
+            hashes = [xxhash.xxh3_128_hexdigest(data) for data in (ids.tobytes(), index)]
+            infos.append(
+                ShardInfo(
+                    name=name,
+                    source=source,
+                    split="train",
+                    documents=documents,
+                    tokens=len(ids),
+                    bytes=4 * len(ids),
+                    idx_bytes=len(index),
+                    bin_xxh3=hashes[0],
+                    idx_xxh3=hashes[1],
+                )
+            )
+    (folder / "tokenizer.json").write_bytes(b"{}")
+    manifest = TokenManifest(
+        dtype="uint16",
+        vocab_size=48_000,
+        eos_id=0,
+        tokenizer_xxh3=xxhash.xxh3_128_hexdigest(b"{}"),
+        shards=infos,
+    )
+    (folder / "shards.json").write_bytes(manifest.sealed())
+
+
+def plan_of(folder: Path, windows: int) -> Any:
+    mixture = Mixture(name="benchmark", sources={"web": 0.7, "code": 0.3}, max_epochs=1000)
+    return mixture.plan(TokenSet.open(folder), SEQ_LEN, windows * SEQ_LEN, seed=1)
+
+
+def ours(folder: Path, windows: int) -> Iterator[int]:
+    for batch in plan_of(folder, windows).loader(batch_windows=BATCH_WINDOWS):
+        yield batch.tokens.size
+
+
+def ours_torch(folder: Path, windows: int) -> Iterator[int]:
+    from torch.utils.data import DataLoader
+
+    from gristmill.mixtures.torch_loader import BatchStream
+
+    for batch in DataLoader(BatchStream(plan_of(folder, windows), 0, 1, BATCH_WINDOWS), batch_size=None):
+        yield batch["tokens"].numel()
+
+
+def nanogpt(folder: Path, windows: int) -> Iterator[int]:
+    """get_batch of nanoGPT's train.py (3adf61e1): x and y are cut, converted and stacked apart."""
+    import torch
+
+    random = np.random.default_rng(0)
+    for _ in range(windows // BATCH_WINDOWS):
+        data = np.memmap(folder / "part-00000.bin", dtype=np.uint16, mode="r")
+        at = random.integers(0, len(data) - SEQ_LEN - 1, BATCH_WINDOWS)
+        x = torch.stack([torch.from_numpy(data[i : i + SEQ_LEN].astype(np.int64)) for i in at])
+        y = torch.stack([torch.from_numpy(data[i + 1 : i + 1 + SEQ_LEN].astype(np.int64)) for i in at])
+        yield x.numel() + len(y)  # tokens of the windows, counted once
+
+
+def datatrove(folder: Path, windows: int) -> Iterator[int]:
+    """Its data set reads in order by design; so do we here, although a run needs another order."""
+    from datatrove.utils.dataset import DatatroveFileDataset
+    from torch.utils.data import DataLoader, Subset
+
+    data = DatatroveFileDataset(str(folder / "part-00000.bin"), SEQ_LEN, token_size=2)
+    part = Subset(data, [i % len(data) for i in range(windows)])
+    for batch in DataLoader(part, batch_size=BATCH_WINDOWS):
+        yield batch["input_ids"].numel()
+
+
+LOADERS: dict[str, Callable[[Path, int], Iterator[int]]] = {
+    "ours": ours,
+    "ours_torch": ours_torch,
+    "nanogpt": nanogpt,
+    "datatrove": datatrove,
+}
+
+
+def rate(loader: Callable[[Path, int], Iterator[int]], folder: Path, windows: int, clock: Callable[[], float]) -> float:
+    """Million tokens/s, without the first batch, which opens files and loads kernels."""
+    batches = loader(folder, windows)
+    next(batches)
+    start = clock()
+    return sum(batches) / (clock() - start) / 1e6
+
+
+def drop_from_cache(folder: Path) -> None:
+    for path in folder.glob("*.bin"):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def order_figures() -> dict[str, float]:
+    random = np.random.default_rng(0)
+    sizes = {f"s{i:03}": int(t) for i, t in enumerate(random.integers(10**9, 10**12, 200))}
+    weights = {name: float(10 ** random.uniform(-6, 0)) for name in sizes}
+    phases = [{"name": "one", "share": 0.8}, {"name": "two", "share": 0.2, "ramp": "linear", "weights": {"s000": 1}}]
+    mixture = Mixture.model_validate({"name": "m", "sources": weights, "phases": phases, "max_epochs": 1e6})
+    tracemalloc.start()
+    start = time.perf_counter()
+    plan = mixture.plan(sizes, SEQ_LEN, 15 * 10**12, seed=1)
+    plan.locate(plan.windows // 3)
+    opened = time.perf_counter() - start
+    held = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    start = time.perf_counter()
+    plan.order.block(plan.windows // 3, plan.windows // 3 + 1_000_000)
+    return {
+        "order.plan_15t_ms": opened * 1e3,
+        "order.plan_15t_mb": held / 1e6,
+        "order.positions_1m_ms": (time.perf_counter() - start) * 1e3,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--windows", type=int, default=20_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--one", help=argparse.SUPPRESS)  # the process of a cold measurement: a loader's name
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    kernels.warm()
+    if arguments.one:
+        print(rate(LOADERS[arguments.one], arguments.folder, arguments.windows, time.perf_counter))
+        return
+    figures = order_figures()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_tokens(folder)
+        start = time.perf_counter()
+        next(ours(folder, arguments.windows))
+        figures["loader.start_ms"] = (time.perf_counter() - start) * 1e3
+        warm: dict[str, list[float]] = {who: [] for who in LOADERS}
+        for _ in range(arguments.rounds):
+            for who, loader in LOADERS.items():
+                warm[who].append(rate(loader, folder, arguments.windows, time.thread_time))
+        figures |= {f"loader.warm.{who}": statistics.median(rates) for who, rates in warm.items()}
+        for who in LOADERS:
+            drop_from_cache(folder)
+            command = [sys.executable, __file__, "--one", who, "--folder", name, "--windows", str(arguments.windows)]
+            figures[f"loader.cold.{who}"] = float(
+                subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.split()[-1]
+            )
+    if arguments.json:
+        print(json.dumps(figures, indent=2))
+    else:
+        for key, value in figures.items():
+            print(f"{key:28} {value:12,.1f}")
+
+
+if __name__ == "__main__":
+    main()
