@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 
@@ -259,6 +259,19 @@ class TokenFile:
                     file.write(out[:n].data)
                 file.write(b"\n")
             file.write(b"\\end\\\n")
+
+
+def load_arpa(path: str | Path) -> Any:
+    """A `kenlm.Model` of an ARPA or KenLM binary file. Raises ModelError where it cannot be read."""
+    import kenlm
+
+    config = kenlm.Config()
+    config.show_progress = False
+    config.arpa_complain = kenlm.ARPALoadComplain.NONE
+    try:
+        return kenlm.Model(str(path), config)
+    except OSError as error:
+        raise ModelError(f"{path}: KenLM cannot read this model: {error}") from error
 
 
 def _thresholds(order: int, prune: Sequence[int]) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ its sums see one line a document; lines are kept apart here.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field, model_validator
 
+from gristmill.stages.ccnet import CCNetModel, load_pairs
 from gristmill.stages.documents import (
     Batch,
     Measure,
@@ -37,7 +38,7 @@ from gristmill.stages.documents import (
     with_columns,
 )
 from gristmill.stages.kernels.normalise import Pieces
-from gristmill.stages.kneser_ney import ModelError
+from gristmill.stages.kneser_ney import ModelError, load_arpa
 
 MODEL_FILE = "model.json"  # what a model is, and the percentiles of its sample
 ARPA_FILE = "lm.arpa"
@@ -53,6 +54,12 @@ class LanguageModel:
 
     model: Any  # kenlm.Model
     percentiles: np.ndarray  # (101,) float64, ascending
+    places: ClassVar[np.ndarray] = np.linspace(0, 100, 101)
+
+    def perplexities(self, texts: pa.Array) -> np.ndarray:
+        """(n,) strings -> (n,) float64; NaN for a document without pieces."""
+        pieces = Pieces(texts)
+        return perplexity_of(score_lines(self.model, pieces), pieces)
 
 
 def score_lines(model: Any, pieces: Pieces) -> np.ndarray:
@@ -71,19 +78,6 @@ def perplexity_of(log10_sums: np.ndarray, pieces: Pieces) -> np.ndarray:
     predicted = (pieces.pieces + pieces.lines).astype(np.float64)
     predicted[predicted == 0] = np.nan
     return 10.0 ** (-log10_sums / predicted)
-
-
-def load_arpa(path: str | Path) -> Any:
-    """A `kenlm.Model` of an ARPA or KenLM binary file. Raises ModelError where it cannot be read."""
-    import kenlm
-
-    config = kenlm.Config()
-    config.show_progress = False
-    config.arpa_complain = kenlm.ARPALoadComplain.NONE
-    try:
-        return kenlm.Model(str(path), config)
-    except OSError as error:
-        raise ModelError(f"{path}: KenLM cannot read this model: {error}") from error
 
 
 @lru_cache(maxsize=16)
@@ -148,6 +142,7 @@ class Perplexity(Settings):
     keep: tuple[Literal["head", "middle", "tail"], ...] | None = None
     head_percentile: float = Field(30, gt=0, lt=100)  # cc_net/perplexity.py; the paper speaks of thirds
     middle_percentile: float = Field(60, gt=0, lt=100)
+    compat: Literal["ccnet"] | None = None  # `model` is a folder of CCNet's own models, scored as its code does
 
     @model_validator(mode="after")
     def _check(self) -> Perplexity:
@@ -189,7 +184,8 @@ class Perplexity(Settings):
 
     def _score(self, batch: Batch) -> tuple[Batch, np.ndarray]:
         """The batch with its measures, and whether there is a model for each document."""
-        models = load_models(self.model)
+        models: Mapping[str, LanguageModel | CCNetModel]
+        models = load_pairs(self.model) if self.compat else load_models(self.model)
         rows = batch.num_rows
         perplexity, percentile = np.full(rows, np.nan), np.full(rows, np.nan)
         has_model = np.zeros(rows, bool)
@@ -201,9 +197,9 @@ class Perplexity(Settings):
                     "Give it a `sample` and train it again."
                 )
             at = np.flatnonzero(of_language)
-            pieces = Pieces(batch["text"] if len(at) == rows else batch["text"].take(pa.array(at)))
-            perplexity[at] = perplexity_of(score_lines(entry.model, pieces), pieces)
-            percentile[at] = percentile_of(perplexity[at], entry.percentiles)
+            texts = batch["text"] if len(at) == rows else batch["text"].take(pa.array(at))
+            perplexity[at] = entry.perplexities(texts)
+            percentile[at] = percentile_of(perplexity[at], entry.percentiles, entry.places)
             has_model[at] = True
         bucket = np.searchsorted([self.head_percentile, self.middle_percentile], percentile, side="left")
         bucket = np.where(np.isnan(percentile), len(BUCKETS), bucket)
@@ -214,7 +210,7 @@ class Perplexity(Settings):
         }
         return with_columns(batch, columns), has_model
 
-    def _languages(self, batch: Batch, models: Mapping[str, LanguageModel]) -> dict[str, np.ndarray]:
+    def _languages(self, batch: Batch, models: Collection[str]) -> dict[str, np.ndarray]:
         """Which documents go to which model: language -> (n,) bool."""
         if ANY_LANGUAGE in models:
             return {ANY_LANGUAGE: np.ones(batch.num_rows, bool)}
@@ -231,12 +227,12 @@ class Perplexity(Settings):
         return {language: rows for language, rows in found.items() if rows.any()}
 
 
-def percentile_of(values: np.ndarray, percentiles: np.ndarray) -> np.ndarray:
-    """Place of values (n,) among percentiles (101,), 0 to 100, linear between; NaN for NaN or without percentiles."""
+def percentile_of(values: np.ndarray, percentiles: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Place of values (n,), linear between percentiles (p,) at places (p,); NaN for NaN or without percentiles."""
     if not len(percentiles):
         return np.full(len(values), np.nan)
-    places = np.interp(values, percentiles, np.linspace(0, 100, len(percentiles)))
-    return np.asarray(np.where(np.isnan(values), np.nan, places), np.float64)
+    found = np.interp(values, percentiles, places)
+    return np.asarray(np.where(np.isnan(values), np.nan, found), np.float64)
 
 
 def _floats(values: pa.Array) -> np.ndarray:

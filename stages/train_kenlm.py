@@ -17,8 +17,8 @@ from pydantic import Field
 
 from gristmill.stages.documents import Settings
 from gristmill.stages.kernels.normalise import Pieces
-from gristmill.stages.kneser_ney import ModelError, TokenFile
-from gristmill.stages.perplexity import ANY_LANGUAGE, ARPA_FILE, FORMAT, load_arpa, perplexity_of, score_lines
+from gristmill.stages.kneser_ney import ModelError, TokenFile, load_arpa
+from gristmill.stages.perplexity import ANY_LANGUAGE, ARPA_FILE, FORMAT, perplexity_of, score_lines
 from gristmill.stages.training import Selection, Texts, arrays, card, documents, held_out, write_description
 
 MIN_TOKENS = 1_000  # of the training text; under it a model knows nothing
@@ -37,7 +37,7 @@ class KenLM(Settings):
     per_language: bool = False  # one model for each language; the documents must carry `language`
     min_language_bytes: int = Field(2_000_000, ge=0)  # a language with less text gets no model
     holdout: float = Field(0.05, ge=0, lt=1)  # share of the documents
-    max_memory_mb: float = Field(1_000, gt=0)
+    max_memory_mb: float = Field(1_000, ge=50)  # less would sort the text in very many passes
 
     def roles(self) -> dict[str, Selection]:
         """What the training reads."""

@@ -125,9 +125,10 @@ def test_keep_must_be_neighbours(keep):
 
 def test_percentile_of():
     table = np.linspace(10, 110, 101)
-    assert percentile_of(np.array([5, 10, 35.5, 110, 500]), table).tolist() == [0, 0, 25.5, 100, 100]
-    assert np.isnan(percentile_of(np.array([np.nan]), table)).all()
-    assert np.isnan(percentile_of(np.array([3.0]), np.zeros(0))).all()
+    places = np.linspace(0, 100, 101)
+    assert percentile_of(np.array([5, 10, 35.5, 110, 500]), table, places).tolist() == [0, 0, 25.5, 100, 100]
+    assert np.isnan(percentile_of(np.array([np.nan]), table, places)).all()
+    assert np.isnan(percentile_of(np.array([3.0]), np.zeros(0), places)).all()
 
 
 def test_shuffled_words_are_more_surprising(trained):
