@@ -105,6 +105,8 @@ def sign(  # type: ignore[no-untyped-def]
     ends = np.empty(longest // 2 + 2, np.int64)
     hashes = np.empty(longest // 2 + 2, np.uint64)
     shingles = np.empty(longest // 2 + 2 + _LANES, np.uint32)
+    spare = np.empty(longest // 2 + 2, np.uint32)
+    begin = np.empty(longest // 2 + 5, np.int32)
     places = np.empty(factors.shape[0], np.uint32)
     filled = 0
     for i in range(n):
@@ -113,7 +115,7 @@ def sign(  # type: ignore[no-untyped-def]
         capped[i] = count > cap
         whole = last if count == 1 else uint64(0)
         if set_ends.shape[0] or count > cap:
-            count = distinct(shingles, count, cap)
+            count = distinct(shingles, count, cap, spare, begin)
         counts[i] = count
         if set_ends.shape[0]:
             sets[filled : filled + count] = shingles[:count]

@@ -401,12 +401,43 @@ def shingle(hashes, words, ngram, shingles):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def distinct(shingles, count, cap):  # type: ignore[no-untyped-def]
+def _sort(values, count, spare, begin):  # type: ignore[no-untyped-def]
+    """Sorts values[:count], hashes, in place: into about `count` buckets by the highest bits, then by insertion."""
+    bits = 1
+    while bits < 24 and (2 << bits) <= count:
+        bits += 1
+    shift = uint32(32 - bits)
+    begin[: (1 << bits) + 1] = 0
+    for i in range(count):
+        begin[int64(values[i] >> shift) + 1] += 1
+    for bucket in range(1 << bits):
+        begin[bucket + 1] += begin[bucket]
+    for i in range(count):
+        bucket = int64(values[i] >> shift)
+        spare[begin[bucket]] = values[i]
+        begin[bucket] += 1
+    moves = 64 * count  # what insertion may cost; a few values, often repeated, in one bucket would cost more
+    for i in range(count):
+        value = spare[i]
+        j = i
+        while j > 0 and values[j - 1] > value and moves > 0:
+            values[j] = values[j - 1]
+            j -= 1
+            moves -= 1
+        values[j] = value
+    if moves == 0:
+        values[:count] = spare[:count]
+        values[:count].sort()
+
+
+@njit(nogil=True, cache=True)
+def distinct(shingles, count, cap, spare, begin):  # type: ignore[no-untyped-def]
     """Sorts shingles[:count], drops repeats and all but the `cap` smallest, in place -> how many are left.
 
     The smallest hashes are a uniform sample of the set, the same one wherever the set is met (bottom-k sampling).
+    spare: uint32, at least `count`; begin: int32, at least `count` + 3.
     """
-    shingles[:count].sort()
+    _sort(shingles, count, spare, begin)
     left = 0
     for i in range(count):
         if i == 0 or shingles[i] != shingles[i - 1]:
@@ -435,7 +466,8 @@ def shingle_set(text: str, ngram: int, tables: Fold | None = None) -> np.ndarray
     words = word_hashes(data, 0, size, *(tables or fold()), out, ends, hashes)
     shingles = np.empty(words + 1, np.uint32)
     count, _ = shingle(hashes, words, ngram, shingles)
-    return shingles[: distinct(shingles, count, count)].copy()
+    left = distinct(shingles, count, count, np.empty(count, np.uint32), np.empty(count + 3, np.int32))
+    return shingles[:left].copy()
 
 
 def warm() -> None:
