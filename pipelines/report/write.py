@@ -46,7 +46,7 @@ def write_report(
     return path
 
 
-def render(page: dict[str, Any]) -> str:
+def render(page: dict[str, Any], template: str = "page.html") -> str:
     """The page's data -> HTML."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("gristmill.pipelines.report", "."),
@@ -67,9 +67,9 @@ def render(page: dict[str, Any]) -> str:
     )
     # The two assets are the only text that goes in as it is: they are files of this package.
     script, style = _asset("page.js"), _asset("page.css")
-    return environment.get_template("page.html").render(
+    return environment.get_template(template).render(
         page=page,
-        funnel=_by_source(page["funnel"]),
+        funnel=_by_source(page["funnel"]) if "funnel" in page else {},
         data=embedded(page),
         script=Markup(script),  # noqa: S704
         style=Markup(style),  # noqa: S704
