@@ -28,6 +28,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.fs
+import pyarrow.ipc
 import pyarrow.parquet as pq
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
@@ -157,6 +158,11 @@ class Run:
     def open_parquet(self, name: str) -> pq.ParquetFile:
         """A Parquet file of the run."""
         return pq.ParquetFile(shards.join(self._root, name), filesystem=self._arrow_fs)
+
+    def arrow_column(self, name: str, column: str) -> pa.ChunkedArray:
+        """One column of an Arrow IPC file of the run."""
+        with self._fs.open(shards.join(self._root, name), "rb") as file:
+            return pa.ipc.open_file(pa.PythonFile(file, "r")).read_all()[column]
 
     @cached_property
     def _arrow_fs(self) -> Any:

@@ -12,6 +12,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
+import numpy as np
+
+from gristmill.pipelines.inspect import spread
 from gristmill.pipelines.open_run import HELD_OUT, INPUT, TOKENS, FunnelRow, Run, funnel, share
 from gristmill.pipelines.report.ablation import ablation
 from gristmill.pipelines.report.charts import bin_positions, value_scale
@@ -23,6 +26,7 @@ from gristmill.pipelines.report.what_if import what_ifs
 from gristmill.stages.ledger import Amount, StageLedger
 
 TOP = 25  # domains, slow shards
+LENGTH_SHARDS = 64  # of token shards whose documents' lengths are read
 SHOWN_SHARDS = 200  # of token shards
 SHOWN_PROBLEMS = 100
 
@@ -286,8 +290,27 @@ def _tokens(run: Run) -> dict[str, Any]:
         "special_ids": manifest.get("special_ids") or {},
         "sources": sorted(sums.values(), key=lambda e: (e["split"] != "train", -e["tokens"])),
         "total": sum(e["tokens"] for e in sums.values() if e["split"] == "train"),
+        "lengths": lengths(run, [str(s["name"]) for s in shards if s.get("split") == "train" and s.get("name")]),
         "shards": [{k: v for k, v in s.items() if not isinstance(v, dict | list)} for s in shards[:SHOWN_SHARDS]],
         "more_shards": max(0, len(shards) - SHOWN_SHARDS),
+    }
+
+
+def lengths(run: Run, names: list[str]) -> dict[str, Any]:
+    """Documents by their number of tokens, in ranges that double, from the indexes of shards spread over the set."""
+    there = set(run.files(TOKENS, ".idx"))
+    names = [name for name in names if f"{name}.idx" in there]
+    chosen = [names[i] for i in spread(len(names), LENGTH_SHARDS)]
+    counts: Counter[int] = Counter()
+    for name in chosen:
+        tokens = run.arrow_column(f"{TOKENS}/{name}.idx", "length").to_numpy().astype(np.int64)
+        powers, found = np.unique(np.ceil(np.log2(np.maximum(tokens, 1))).astype(int), return_counts=True)
+        counts.update(dict(zip(powers.tolist(), found.tolist(), strict=True)))
+    ranges = range(min(counts), max(counts) + 1) if counts else []
+    return {
+        "columns": [(_range((1 << power >> 1) + 1, 1 << power), counts[power]) for power in ranges],
+        "shards": len(chosen),
+        "of": len(names),
     }
 
 

@@ -368,19 +368,26 @@ def _tokens(folder: Path, batches: list[Batch]) -> None:
         )
         ledger.check(f"tokens, shard {i}")
         (folder / "tokens/ledger" / f"part-{i:05d}.json").write_bytes(ledger.sealed())
-        for split, part in (("train", train), ("holdout", holdout)):
+        for split, part, rows in (
+            ("train", train, batch.filter(pc.invert(held))),
+            ("holdout", holdout, batch.filter(held)),
+        ):
             name = f"{'part' if split == 'train' else 'holdout'}-{i:05d}"
+            lengths = pc.add(pc.divide(pc.binary_length(rows["text"]), 4), 1).cast(pa.uint32())
+            with pa.ipc.new_file(folder / "tokens" / f"{name}.idx", pa.schema([("length", pa.uint32())])) as writer:
+                writer.write_batch(pa.RecordBatch.from_arrays([lengths], names=["length"]))
             shards.append(
                 {
-                    "files": {f"{name}.bin": {"bytes": part.tokens * 2, "xxh3": "0" * 32}},
+                    "name": name,
                     "source": source,
                     "split": split,
                     "documents": part.documents,
                     "tokens": part.tokens,
                     "bytes": part.bytes,
+                    "bin_xxh3": "0" * 32,
                 }
             )
-    data = {"format": 1, "dtype": "uint16", "vocab_size": 4096, "tokenizer": "ab" * 16, "shards": shards}
+    data = {"version": 1, "dtype": "uint16", "vocab_size": 4096, "tokenizer": "ab" * 16, "shards": shards}
     _json(folder / "tokens/shards.json", data)
 
 

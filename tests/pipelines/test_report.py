@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from gristmill.pipelines.open_run import RunError, open_run
 from gristmill.pipelines.report import charts
 from gristmill.pipelines.report.dedupe import duplicates, pair
-from gristmill.pipelines.report.figures import page_data
+from gristmill.pipelines.report.figures import lengths, page_data
 from gristmill.pipelines.report.limits import Setting, rules_of
 from gristmill.pipelines.report.samples import TEXT_CHARS, sample, spread_order
 from gristmill.pipelines.report.scan import registered_domain, scan
@@ -218,6 +218,7 @@ def test_tokens_dedupe_models_and_operations(folder, page):
     data = page.data
     books = open_run(folder).stages()
     assert data["tokens"]["total"] == books["tokenize"].kept.tokens == data["header"]["tokens"]
+    assert sum(count for _, count in data["tokens"]["lengths"]["columns"]) == books["tokenize"].kept.documents
     assert data["clusters"]["02-exact"]["sizes"] == [["17", 1]]
     assert data["models"]["quality"]["recall"] == 0.87
     stage = next(s for s in data["operations"]["stages"] if s["stage"] == "fake_quality")
@@ -323,6 +324,19 @@ def test_an_ablation_with_little_in_it(tmp_path, ranking):
     (tmp_path / "ablation/ranking.json").write_text(ranking)
     (tmp_path / "ablation/x/metrics.jsonl").write_text('{"loss": 1}\n{}\n')
     assert "There is no ranking yet" in report(tmp_path)[0].text
+
+
+def test_documents_by_length():
+    class Tokens:
+        def files(self, folder, suffix):
+            return ["part-00000.idx", "part-00001.idx"]
+
+        def arrow_column(self, name, column):
+            return pa.chunked_array([pa.array([1, 2, 3, 4, 5, 40], pa.uint32())])
+
+    found = lengths(Tokens(), ["part-00000", "part-00001", "part-00002"])
+    assert found["columns"] == [("1", 2), ("2", 2), ("3-4", 4), ("5-8", 2), ("9-16", 0), ("17-32", 0), ("33-64", 2)]
+    assert (found["shards"], found["of"]) == (2, 2)
 
 
 # Hostile texts
