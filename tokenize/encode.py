@@ -103,7 +103,8 @@ class Encoder:
         vocab = _vocabulary(config)
         self.vocab_size = max(vocab.values(), default=-1) + 1
         self.dtype = dtype_for(self.vocab_size)
-        self.special_ids = _special_tokens(config)
+        unknown = _unknown_id(config["model"])  # which text can get, special or not
+        self.special_ids = {token: i for token, i in _special_tokens(config).items() if i != unknown}
         if eos_token not in vocab:
             known = ", ".join(repr(token) for token in self.special_ids) or "none"
             raise TokenError(
@@ -112,9 +113,8 @@ class Encoder:
             )
         self.eos_token, self.eos_id = eos_token, vocab[eos_token]
         self.special_ids.setdefault(eos_token, self.eos_id)
-        unknown = _unknown_id(config["model"])
         self._reserved = np.zeros(self.vocab_size, bool)  # ids that no text may get
-        self._reserved[[i for i in self.special_ids.values() if i != unknown]] = True
+        self._reserved[list(self.special_ids.values())] = True
 
     @property
     def active(self) -> Literal["gigatoken", "tokenizers"]:

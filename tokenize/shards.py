@@ -100,7 +100,7 @@ class TokenManifest(BaseModel):
     dtype: Literal["uint16", "uint32"]
     vocab_size: int  # every id is below it
     eos_id: int  # ends every document
-    special_ids: dict[str, int] = Field(default_factory=dict)  # text of a special token -> id
+    special_ids: dict[str, int] = Field(default_factory=dict)  # special token -> id, but for the unknown token
     tokenizer_xxh3: str  # xxh3-128 of tokenizer.json, hex
     holdout_share: float = 0.0  # of documents, by hash of their text
     plain_text: bool = True  # no document holds a special id but its last; may be false for files of other programs

@@ -16,6 +16,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from gristmill.tokenize import encode
 from gristmill.tokenize.encode import Encoder, plain_tokenizer, special_tokens, thread_encoder, token_bytes
 from gristmill.tokenize.shards import TokenError
+from gristmill.tokenize.verify import verify_tokens
+from gristmill.tokenize.write import write_manifest, write_shard
 
 SPLITS = [(split, digits) for split in ("gpt2", "cl100k", "llama3") for digits in (False, True)]
 ALPHABET = st.one_of(
@@ -225,3 +227,18 @@ def test_a_thread_keeps_its_encoder(tokenizer_json, tokenizers_by_split):
         assert pool.submit(thread_encoder, tokenizer_json).result() is not first
     other = thread_encoder(tokenizers_by_split["gpt2", False])
     assert other.tokenizer_json == tokenizers_by_split["gpt2", False]
+
+
+def test_a_unigram_tokenizer_of_others_can_be_used(tmp_path, make_batch):
+    """Its pieces are looked up in the text, so the names of special tokens must not be found there. What it does not
+    know becomes the unknown token, which is no error."""
+    pieces = ["<unk>", "<s>", "</s>", *"<>/s", "ab", "a", "b", " "]
+    tokenizer = Tokenizer(models.Unigram([(piece, -1.0 - i / 10) for i, piece in enumerate(pieces)], unk_id=0))
+    tokenizer.add_special_tokens([AddedToken(piece, special=True) for piece in pieces[:3]])
+    encoder = Encoder(tokenizer.to_str().encode(), eos_token="</s>")
+    assert encoder.message.startswith("gigatoken cannot load this tokenizer: Unsupported model type")
+    assert ids_of(encoder, ["ab<s>", "\u00e9a</s>"]) == [[7, 3, 6, 4], [0, 8, 3, 5, 6, 4]]
+    infos = write_shard([make_batch(["ab<s>", "\u00e9a</s>"])], encoder, str(tmp_path), "part-00000")
+    manifest = write_manifest(str(tmp_path), infos, encoder)
+    assert manifest.special_ids == {"<s>": 1, "</s>": 2}
+    assert verify_tokens(tmp_path) == []
