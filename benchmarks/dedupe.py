@@ -33,6 +33,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from gristmill.stages.duplicates import with_settings
 from gristmill.stages.exact import Exact
 from gristmill.stages.minhash import MinHash, band_name
 
@@ -64,8 +65,8 @@ def batches(texts: list[str]) -> list[pa.RecordBatch]:
         if size >= BATCH_BYTES or i == len(texts):
             part = pa.array(texts[start:i], pa.string())
             ids = pa.array([f"{j:08d}" for j in range(start, i)])
-            source = pa.array(["corpus"] * (i - start))
-            out.append(pa.RecordBatch.from_pydict({"doc_id": ids, "source": source, "text": part}))
+            source, dump = pa.array(["corpus"] * (i - start)), pa.nulls(i - start, pa.string())
+            out.append(pa.RecordBatch.from_pydict({"doc_id": ids, "source": source, "dump": dump, "text": part}))
             start, size = i, 0
     return out
 
@@ -143,7 +144,7 @@ def synthetic(folder: Path, count: int, bands: int, shards: int = 10) -> None:
             key = (np.where(shared, of, rows) + np.uint64(band * 2**40)) * np.uint64(0x9E3779B97F4A7C15)
             key ^= key >> np.uint64(29)
             columns[band_name(band)] = pa.array(key * np.uint64(0xD6E8FEB86659FD93))
-        batch = pa.RecordBatch.from_pydict(columns)
+        batch = with_settings(columns, MinHash(bands=bands).described())
         with pa.ipc.new_file(folder / f"part-{shard:05d}.arrow", batch.schema) as writer:
             for start in range(0, per, 100_000):
                 writer.write_batch(batch.slice(start, 100_000))

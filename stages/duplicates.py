@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -29,6 +30,7 @@ from gristmill.stages.kernels import cluster, hashing
 from gristmill.stages.kernels.buffers import string_views
 
 Scope = Literal["global", "source", "dump"]
+SETTINGS = b"gristmill.signature"  # in the schema of a signature table: what it was made with
 NONE = np.uint32(0xFFFFFFFF)
 BIGGEST = 20  # clusters that the figures describe
 EXAMPLES = 5  # doc_ids for each of them
@@ -47,13 +49,19 @@ def check_keep(keep: str) -> str:
     return keep
 
 
+def needs(keep: str) -> tuple[str, ...]:
+    """The columns that `identity` reads."""
+    measure = _KEEP.fullmatch(keep)
+    extra = (measure[2],) if measure and measure[2] else ("date",) if keep == "earliest" else ()
+    return ("text", "source", "dump", *extra)
+
+
 def identity(batch: Batch, keep: str) -> dict[str, pa.Array]:
     """The columns by which clusters are decided: doc_id, source, dump, date, rank (smaller stays), text_hash.
 
     Raises ValueError when the keep policy names a column that the batch does not have.
     """
     rows = batch.num_rows
-    nulls = pa.nulls(rows, pa.string())
     have = batch.schema.names
     rank = np.zeros(rows)
     measure = _KEEP.fullmatch(keep)
@@ -68,13 +76,13 @@ def identity(batch: Batch, keep: str) -> dict[str, pa.Array]:
         values = column(batch, measure[2])
         rank = values if measure[1] else -values
         rank = np.where(np.isnan(rank), np.inf, rank)
-    date = batch["date"] if keep == "earliest" and "date" in have else nulls
+    date = batch["date"] if keep == "earliest" else pa.nulls(rows, pa.string())
     if keep == "earliest":
         rank = date.is_null().to_numpy(zero_copy_only=False).astype(np.float64)
     return {
         "doc_id": batch["doc_id"],
-        "source": batch["source"] if "source" in have else nulls,
-        "dump": batch["dump"] if "dump" in have else nulls,
+        "source": batch["source"],
+        "dump": batch["dump"],
         "date": date,
         "rank": pa.array(rank),
         "text_hash": text_hashes(batch["text"]),
@@ -87,6 +95,40 @@ def text_hashes(text: pa.Array) -> pa.Array:
     hashes = np.empty((len(text), 2), np.uint64)
     hashing.hash_raw(offsets, data, hashes)
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(text), [None, pa.py_buffer(hashes)])
+
+
+def with_settings(columns: Mapping[str, pa.Array], settings: str) -> Batch:
+    """The signatures as a batch that says what they were made with."""
+    names = list(columns)
+    batch = pa.RecordBatch.from_arrays([columns[name] for name in names], names=names)
+    return batch.replace_schema_metadata({SETTINGS: settings.encode()})
+
+
+def check_settings(tables: Sequence[pa.Table], settings: str, names: Sequence[str]) -> None:
+    """Raises ClusterError when a table was signed with other settings, does not say so, or lacks a column."""
+    for number, table in enumerate(tables):
+        said = (table.schema.metadata or {}).get(SETTINGS, b"unknown settings").decode()
+        missing = [name for name in names if name not in table.schema.names]
+        if said != settings or missing:
+            wrong = f"lack the column {missing[0]}" if said == settings else f"were made with {said}, not {settings}"
+            raise ClusterError(
+                f"The signatures of shard {number} {wrong}. Delete them and run the recipe again; of an earlier run, "
+                "make them again with these settings."
+            )
+
+
+def older(folders: Sequence[str]) -> list[pa.Table]:
+    """The signatures of earlier runs, one table a file, through memory maps. folders: `<run>/<segment>/sign`.
+
+    Raises ClusterError when a folder has none: then nothing would be compared, and nobody would notice.
+    """
+    tables = []
+    for folder in folders:
+        files = sorted(Path(folder).glob("*.arrow"))
+        if not files:
+            raise ClusterError(f"against: {folder} holds no signatures (*.arrow). Name the `sign` folder of a run.")
+        tables += [pa.ipc.open_file(pa.memory_map(str(file))).read_all() for file in files]
+    return tables
 
 
 def row_starts(tables: Sequence[pa.Table]) -> np.ndarray:
@@ -188,13 +230,16 @@ def members_of(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.flatnonzero(sizes[labels] > 1).astype(np.uint32), sizes
 
 
-def elect(tables: Sequence[pa.Table], starts: np.ndarray, roots: np.ndarray) -> np.ndarray:
-    """roots (n,) uint32, any one row of each cluster -> keepers (n,) uint32, the row that stays."""
+def elect(tables: Sequence[pa.Table], starts: np.ndarray, roots: np.ndarray, new: int) -> np.ndarray:
+    """roots (n,) uint32, any one row of each cluster -> keepers (n,) uint32, the row that stays.
+
+    Rows from `new` on are of earlier runs: they stay before all others.
+    """
     members, _ = members_of(roots)
     keepers = np.arange(len(roots), dtype=np.uint32)
     if not len(members):
         return keepers
-    ranks = _filtered(tables, starts, members, "rank").to_numpy()
+    ranks = np.where(members < new, _filtered(tables, starts, members, "rank").to_numpy(), -np.inf)
     offsets, ties = string_views(_tie_keys(tables, starts, members))
     best = np.full(len(roots), NONE)
     cluster.elect(members, roots, ranks, offsets, ties, best)
@@ -203,9 +248,14 @@ def elect(tables: Sequence[pa.Table], starts: np.ndarray, roots: np.ndarray) -> 
 
 
 def decide(
-    tables: Sequence[pa.Table], starts: np.ndarray, keepers: np.ndarray, reason: str, names: tuple[str, str]
+    tables: Sequence[pa.Table],
+    starts: np.ndarray,
+    keepers: np.ndarray,
+    shards: int,
+    reason: str,
+    names: tuple[str, str],
 ) -> list[pa.Table]:
-    """One decision table for each signature table: a row for each document of a cluster of two and more.
+    """A decision table for each of the first `shards` tables: a row for each document of a cluster of two and more.
 
     names: the columns of the cluster, which is the doc_id of the document that stays, and of its size.
     """
@@ -214,7 +264,7 @@ def decide(
     head_ids = _filtered(tables, starts, heads, "doc_id").cast(pa.large_string()).combine_chunks()
     bounds = _bounds(members, starts)
     out = []
-    for i, table in enumerate(tables):
+    for i, table in enumerate(tables[:shards]):
         rows = members[bounds[i] : bounds[i + 1]]
         kept = pa.array(keepers[rows] == rows)
         out.append(
@@ -230,15 +280,20 @@ def decide(
     return out
 
 
-def figures(tables: Sequence[pa.Table], starts: np.ndarray, keepers: np.ndarray) -> dict[str, Any]:
-    """For the report: documents, removed, clusters, how many clusters of which size, and the biggest ones."""
+def figures(tables: Sequence[pa.Table], starts: np.ndarray, keepers: np.ndarray, new: int) -> dict[str, Any]:
+    """For the report: documents, removed, clusters, how many clusters of which size, and the biggest ones.
+
+    Clusters of which all documents are of earlier runs (rows from `new` on) are not mentioned.
+    """
     members, sizes = members_of(keepers)
-    heads = members[keepers[members] == members]
+    heads = np.unique(keepers[members[: np.searchsorted(members, np.uint32(new))]])
+    removed = keepers[:new] != np.arange(new, dtype=np.uint32)
     size, count = np.unique(sizes[heads], return_counts=True)
     return {
-        "documents": len(keepers),
+        "documents": new,
         "clusters": len(heads),
-        "removed": len(members) - len(heads),
+        "removed": int(removed.sum()),
+        "removed_for_older": int((removed & (keepers[:new] >= new)).sum()),
         "sizes": {str(s): int(c) for s, c in zip(size.tolist(), count.tolist(), strict=True)},
         "biggest": biggest(tables, starts, keepers, heads, sizes),
     }

@@ -36,15 +36,19 @@ class Exact(Settings):
 
     name: ClassVar[str] = "exact"
     version: ClassVar[int] = 1
-    needs: ClassVar[tuple[str, ...]] = ("text",)
     adds: ClassVar[Mapping[str, pa.DataType]] = {"exact.cluster": pa.string(), "exact.copies": pa.float64()}
     measures: ClassVar[tuple[Measure, ...]] = (Measure("exact.copies", "documents", log_edges(1, 1e6)),)
 
     by: Literal["text", "normalized", "url"] = "text"
     scope: duplicates.Scope = "global"  # documents of different sources or dumps are not compared
     keep: str = "longest"
+    against: tuple[str, ...] = ()  # `sign` folders of earlier runs: what they have is dropped here
 
     _check_keep = field_validator("keep")(duplicates.check_keep)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return (*duplicates.needs(self.keep), *(("url",) if self.by == "url" else ()))
 
     def rules(self) -> Sequence[Rule]:
         return ()
@@ -65,25 +69,32 @@ class Exact(Settings):
         columns["key_low"] = pa.array(hashes[:, 0])
         columns["key_high"] = pa.array(hashes[:, 1])
         columns["comparable"] = pa.array(comparable.astype(np.uint8))
-        return pa.RecordBatch.from_pydict(columns)
+        return duplicates.with_settings(columns, self.described())
 
     def cluster(self, signatures: Sequence[pa.Table]) -> tuple[list[pa.Table], Mapping[str, Any]]:
         """-> decisions for each shard, figures: documents, removed, clusters, sizes, biggest, not_comparable."""
-        starts = duplicates.row_starts(signatures)
-        salts = duplicates.salts(signatures, self.scope)
-        rows = int(starts[-1])
+        tables = [*signatures, *duplicates.older(self.against)]
+        duplicates.check_settings(tables, self.described(), ("key_low", "key_high", "comparable"))
+        starts = duplicates.row_starts(tables)
+        salts = duplicates.salts(tables, self.scope)
+        rows, new = int(starts[-1]), int(starts[len(signatures)])
         parent = np.arange(rows, dtype=np.uint32)
         low, high = np.empty(rows, np.uint64), np.empty(rows, np.uint64)
         comparable = np.empty(rows, bool)
         for name, into in (("key_low", low), ("key_high", high), ("comparable", comparable)):
-            for first, values in duplicates.chunks(signatures, name):
+            for first, values in duplicates.chunks(tables, name):
                 into[first : first + len(values)] = values
         union_equal(low, high, comparable, salts, parent)
         cluster.flatten(parent)
-        keepers = duplicates.elect(signatures, starts, parent)
-        figures = duplicates.figures(signatures, starts, keepers)
-        figures["not_comparable"] = int(rows - comparable.sum())
-        return duplicates.decide(signatures, starts, keepers, REASON, ("exact.cluster", "exact.copies")), figures
+        keepers = duplicates.elect(tables, starts, parent, new)
+        figures = duplicates.figures(tables, starts, keepers, new)
+        figures["not_comparable"] = int(new - comparable[:new].sum())
+        names = ("exact.cluster", "exact.copies")
+        return duplicates.decide(tables, starts, keepers, len(signatures), REASON, names), figures
+
+    def described(self) -> str:
+        """What signatures must have in common to be compared; stored with them."""
+        return f"exact {self.version} by {self.by}"
 
 
 def union_equal(

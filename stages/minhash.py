@@ -14,6 +14,7 @@ and on the condition that the settings ask for. keep: by doc_id (documents.apply
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -25,7 +26,6 @@ from pydantic import Field, field_validator, model_validator
 
 from gristmill.stages import duplicates
 from gristmill.stages.documents import Batch, Measure, Rule, Settings, log_edges
-from gristmill.stages.duplicates import ClusterError
 from gristmill.stages.kernels import cluster, minhash
 from gristmill.stages.kernels.buffers import string_views
 from gristmill.stages.kernels.shingles import Fold, fold
@@ -45,7 +45,6 @@ class MinHash(Settings):
 
     name: ClassVar[str] = "minhash"
     version: ClassVar[int] = 1
-    needs: ClassVar[tuple[str, ...]] = ("text",)
     adds: ClassVar[Mapping[str, pa.DataType]] = {"minhash.cluster": pa.string(), "minhash.cluster_size": pa.float64()}
     measures: ClassVar[tuple[Measure, ...]] = (Measure("minhash.cluster_size", "documents", log_edges(1, 1e6)),)
 
@@ -55,8 +54,9 @@ class MinHash(Settings):
     threshold: float | None = Field(default=None, gt=0, lt=1)  # Jaccard; chooses bands and rows
     permutations: int = Field(default=112, ge=2, le=10_000)  # at most, when `threshold` chooses
     seed: int = 1
-    scope: duplicates.Scope = "global"  # documents of different sources or dumps are not compared
+    scope: duplicates.Scope | tuple[duplicates.Scope, ...] = "global"  # a list: one after the other, with who is left
     keep: str = "longest"
+    against: tuple[str, ...] = ()  # `sign` folders of earlier runs: what they have is dropped here
     verify: Literal["none", "signature", "jaccard"] = "none"
     min_similarity: float = Field(default=0.75, ge=0, le=1)  # of two documents, for `verify` to join them
     max_cluster: int = Field(default=1_000_000, ge=1)  # documents
@@ -89,6 +89,23 @@ class MinHash(Settings):
         """The normalisation in force."""
         return fold()
 
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return duplicates.needs(self.keep)
+
+    @property
+    def scopes(self) -> tuple[duplicates.Scope, ...]:
+        """The scopes in order."""
+        return (self.scope,) if isinstance(self.scope, str) else self.scope
+
+    def described(self) -> str:
+        """What signatures must have in common to be compared; stored with them."""
+        bands, rows = self.shape
+        return (
+            f"minhash {self.version} ngram {self.ngram} bands {bands} rows {rows} seed {self.seed} "
+            f"max_shingles {self.max_shingles}"
+        )
+
     def rules(self) -> Sequence[Rule]:
         return ()
 
@@ -116,40 +133,50 @@ class MinHash(Settings):
         if wanted:
             ends = np.concatenate([[0], set_ends]).astype(np.int32)
             columns["shingle_set"] = pa.ListArray.from_arrays(pa.array(ends), pa.array(sets[: ends[-1]]))
-        return pa.RecordBatch.from_pydict(columns)
+        return duplicates.with_settings(columns, self.described())
 
     def cluster(self, signatures: Sequence[pa.Table]) -> tuple[list[pa.Table], Mapping[str, Any]]:
         """-> decisions for each shard, figures.
 
-        Figures: documents, removed, clusters, sizes, biggest; without_words, capped; bands, rows, recall (Jaccard ->
-        probability that a pair is found); joined, not_similar (comparisons under min_similarity), not_compared.
+        Figures: documents, removed, removed_for_older, clusters, sizes, biggest; without_words, capped; bands, rows,
+        recall (Jaccard -> probability that a pair is found); joined, not_similar (comparisons that came out under
+        min_similarity), not_compared.
         Raises ClusterError for signatures of other settings, a doc_id twice in a shard, a cluster beyond the limits.
         """
         bands, rows = self.shape
-        self._check_columns(signatures)
-        starts = duplicates.row_starts(signatures)
+        tables = [*signatures, *duplicates.older(self.against)]
+        verified_by = {"none": [], "signature": ["signature"], "jaccard": ["shingle_set"]}[self.verify]
+        names = ["shingles", "capped", *map(band_name, range(bands)), *verified_by]
+        duplicates.check_settings(tables, self.described(), names)
+        starts = duplicates.row_starts(tables)
+        new = int(starts[len(signatures)])
         comparable = np.empty(int(starts[-1]), bool)
-        for first, values in duplicates.chunks(signatures, "shingles"):
+        for first, values in duplicates.chunks(tables, "shingles"):
             comparable[first : first + len(values)] = values > 0
-        roots, counted = self._roots(signatures, starts, comparable)
-        keepers = duplicates.elect(signatures, starts, roots)
+        everyone = np.arange(len(comparable), dtype=np.uint32)
+        keepers, counted = everyone, Counter[str]()
+        for scope in self.scopes:
+            alive = comparable & (keepers == everyone)
+            roots, counts = self._roots(tables, starts, alive, scope)
+            keepers = duplicates.elect(tables, starts, roots, new)[keepers]
+            counted.update(counts)
         limits = {"documents": self.max_cluster, "share": self.max_cluster_share, "floor": FLOOR}
-        duplicates.check_size(signatures, starts, keepers, limits)
-        figures = duplicates.figures(signatures, starts, keepers) | counted
-        figures["without_words"] = int(len(comparable) - comparable.sum())
+        duplicates.check_size(tables, starts, keepers, limits)
+        figures = duplicates.figures(tables, starts, keepers, new) | counted
+        figures["without_words"] = int(new - comparable[:new].sum())
         figures["capped"] = sum(int(values.sum()) for _, values in duplicates.chunks(signatures, "capped"))
         figures |= {"bands": bands, "rows": rows}
         figures["recall"] = {f"{s / 100:.2f}": recall(s / 100, bands, rows) for s in range(50, 100, 5)}
-        names = ("minhash.cluster", "minhash.cluster_size")
-        return duplicates.decide(signatures, starts, keepers, REASON, names), figures
+        columns = ("minhash.cluster", "minhash.cluster_size")
+        return duplicates.decide(tables, starts, keepers, len(signatures), REASON, columns), figures
 
     def _roots(
-        self, tables: Sequence[pa.Table], starts: np.ndarray, alive: np.ndarray
+        self, tables: Sequence[pa.Table], starts: np.ndarray, alive: np.ndarray, scope: duplicates.Scope
     ) -> tuple[np.ndarray, dict[str, int]]:
         """Joins, band after band, rows that share a key -> roots (n,) uint32, and what was counted."""
         n = int(starts[-1])
         parent = np.arange(n, dtype=np.uint32)
-        salts = duplicates.salts(tables, self.scope)
+        salts = duplicates.salts(tables, scope)
         at, counts = np.zeros(0, np.int64), np.zeros(0, np.uint32)
         if self.verify != "none" and n:
             name = "signature" if self.verify == "signature" else "shingle_set"
@@ -172,18 +199,6 @@ class MinHash(Settings):
                 joined, failed, skipped = joined + result[0], failed + result[1], skipped + result[2]
         cluster.flatten(parent)
         return parent, {"joined": joined, "not_similar": failed, "not_compared": skipped}
-
-    def _check_columns(self, tables: Sequence[pa.Table]) -> None:
-        need = {"shingles", "capped", *map(band_name, range(self.shape[0]))}
-        need |= {"signature": {"signature"}, "jaccard": {"shingle_set"}, "none": set()}[self.verify]
-        for number, table in enumerate(tables):
-            missing = sorted(need - set(table.schema.names))
-            if missing or band_name(self.shape[0]) in table.schema.names:
-                raise ClusterError(
-                    f"The signatures of shard {number} were made with other settings: "
-                    f"{f'they lack {missing[0]}' if missing else f'they have more than {self.shape[0]} bands'}. "
-                    "Delete them and run the recipe again."
-                )
 
 
 def band_name(band: int) -> str:

@@ -24,6 +24,7 @@ MASK = 2**64 - 1
 def batch(texts: list[str], **columns: Any) -> pa.RecordBatch:
     ids = pa.array([f"d{i:04d}" for i in range(len(texts))], pa.string())
     base = {"doc_id": ids, "source": pa.array(["web"] * len(texts), pa.string())}
+    base |= {name: pa.nulls(len(texts), pa.string()) for name in ("dump", "url")}
     return pa.RecordBatch.from_pydict({**base, "text": pa.array(texts, pa.string()), **columns})
 
 
@@ -124,6 +125,7 @@ def test_worked_example() -> None:
         "documents": 6,
         "clusters": 1,
         "removed": 2,
+        "removed_for_older": 0,
         "sizes": {"3": 1},
         "biggest": [{"cluster": "d0001", "size": 3, "doc_ids": ["d0001", "d0000", "d0002"]}],
         "not_comparable": 2,

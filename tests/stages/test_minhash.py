@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import datasketch
@@ -314,6 +315,52 @@ def test_scope() -> None:
     assert removed(MinHash(scope="dump"), [whole.slice(0, 1), whole.slice(1)]) == {"d0001", "d0003"}
 
 
+def test_scopes_one_after_the_other() -> None:
+    """Within each dump, then across: b1 and b2 join a1 through b0, which stays in its dump and falls to a0."""
+    text = "one two three four five six seven eight nine ten " * 4
+    whole = batch(
+        [text, text + "!", text, text + "?"],
+        doc_id=["a0", "a1", "b0", "b1"],
+        dump=pa.array(["a", "a", "b", "b"]),
+    )
+    stage = MinHash(scope=("dump", "global"))
+    table = pa.Table.from_batches([stage.sign(whole)])
+    decisions, figures = stage.cluster([table])
+    assert decisions[0]["minhash.cluster"].to_pylist() == ["a1"] * 4
+    assert decisions[0]["minhash.cluster_size"].to_pylist() == [4.0] * 4
+    assert decisions[0]["reason"].to_pylist() == ["near_duplicate", None, "near_duplicate", "near_duplicate"]
+    assert figures["joined"] == 3
+    only = MinHash(scope=("dump",)).cluster([table])[0][0]
+    assert only["minhash.cluster"].to_pylist() == ["a1", "a1", "b1", "b1"]
+
+
+def test_against_an_earlier_run(tmp_path: Path) -> None:
+    """What the older corpus has is dropped, however good; the older documents are neither touched nor counted."""
+    old_text, new_text = (" ".join(words(random.Random(seed), 60)) for seed in (1, 2))
+    stage = MinHash(against=(str(tmp_path),))
+    old = stage.sign(batch([old_text, old_text + " again", "other"], doc_id=["old0", "old1", "new0"]))
+    with pa.ipc.new_file(tmp_path / "part-00000.arrow", old.schema) as writer:
+        writer.write_batch(old)
+    fresh = batch([old_text + " much longer now", new_text, new_text + " x", "alone"])
+    assert removed(stage, [fresh]) == {"d0000", "d0001"}
+    decisions, figures = stage.cluster([pa.Table.from_batches([stage.sign(fresh)])])
+    assert decisions[0]["minhash.cluster"].to_pylist() == ["old0", "d0002", "d0002"]
+    assert (figures["documents"], figures["removed"], figures["removed_for_older"]) == (4, 2, 1)
+    assert figures["sizes"] == {"2": 1, "3": 1}
+    with pytest.raises(ClusterError, match="holds no signatures"):
+        MinHash(against=(str(tmp_path / "none"),)).cluster([])
+    with pytest.raises(ClusterError, match="shard 0 were made with"):
+        MinHash(against=(str(tmp_path),), seed=2).cluster([])
+
+
+def test_needs_name_all_columns_that_are_read() -> None:
+    whole = batch(["a b"], **{"m.x": [1.0]}, other=[1])
+    for keep in ("longest", "first", "earliest", "best(m.x)"):
+        stage = MinHash(keep=keep)
+        stage.sign(whole.select(["doc_id", *stage.needs]))
+    assert MinHash().needs == ("text", "source", "dump")
+
+
 def test_templates_stay_apart_when_verified() -> None:
     """Pages of one template chain: each shares three quarters with the next, the first nothing with the last."""
     rng = random.Random(2)
@@ -368,11 +415,14 @@ def test_doc_id_twice_in_a_shard_is_an_error() -> None:
 
 def test_signatures_of_other_settings_are_an_error() -> None:
     table = pa.Table.from_batches([MinHash().sign(batch(["a"]))])
-    with pytest.raises(ClusterError, match="shard 0 were made with other settings: they lack band_14"):
+    with pytest.raises(ClusterError, match=r"shard 0 were made with minhash 1 .* bands 14 .*, not .* bands 15"):
         MinHash(bands=15).cluster([table])
-    with pytest.raises(ClusterError, match="more than 13 bands"):
-        MinHash(bands=13).cluster([table])
-    with pytest.raises(ClusterError, match="lack shingle_set"):
+    for other in (MinHash(seed=2), MinHash(ngram=4), MinHash(max_shingles=9)):
+        with pytest.raises(ClusterError, match="were made with"):
+            other.cluster([table])
+    with pytest.raises(ClusterError, match="unknown settings"):
+        MinHash().cluster([table.replace_schema_metadata(None)])
+    with pytest.raises(ClusterError, match="lack the column shingle_set"):
         MinHash(verify="jaccard").cluster([table])
 
 
