@@ -16,7 +16,6 @@ import re
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ import pyarrow as pa
 
 from gristmill.stages.kernels.normalise import PUNCTUATION
 from gristmill.stages.kneser_ney import ModelError, load_arpa
+from gristmill.stages.loading import loaded_once
 
 _NOT_PRINTING = re.compile("[" + "".join(map(chr, [*range(32), *range(127, 160)])) + "]")
 _DIGIT = re.compile(r"\d")
@@ -56,7 +56,7 @@ class CCNetModel:
         return out
 
 
-@lru_cache(maxsize=4)
+@loaded_once(4)
 def load_pairs(folder: str) -> Mapping[str, CCNetModel]:
     """The models of a folder, by language. Once a process. Raises ModelError where there are none."""
     found = sorted(Path(folder).glob("*.arpa.bin"))

@@ -8,7 +8,6 @@ that tells documents like the positive examples from documents like the negative
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,6 +18,7 @@ from pydantic import Field
 
 from gristmill.stages.documents import Batch, Measure, Result, Rule, Settings, judge, linear_edges, with_columns
 from gristmill.stages.kneser_ney import ModelError
+from gristmill.stages.loading import loaded_once
 from gristmill.stages.perplexity import read_description
 
 LABEL_PREFIX = "__label__"
@@ -47,7 +47,7 @@ def probabilities(model: Any, texts: pa.Array, label: str = POSITIVE) -> np.ndar
     return np.clip(out, 0.0, 1.0)  # fastText returns up to 1.00001
 
 
-@lru_cache(maxsize=16)
+@loaded_once(16)
 def load_classifier(model: str, label: str) -> Any:
     """The fastText model of a folder that `models.FastText` wrote, or of a .bin or .ftz file. Once a process.
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,6 +24,7 @@ from pydantic import Field
 
 from gristmill.stages.documents import Batch, Measure, Result, Rule, Settings, column, cut, with_columns
 from gristmill.stages.kernels.buffers import string_views
+from gristmill.stages.loading import loaded_once
 
 _LABEL = "__label__"
 _PIECES = 4  # of a sample: the start of a page is often a menu
@@ -97,7 +97,7 @@ def _whole_words(piece: bytes, cut_before: bool) -> str:
     return piece.decode("utf-8", "ignore")
 
 
-@lru_cache(maxsize=4)
+@loaded_once(4)
 def load_model(path: str | None) -> Any:
     """The model's C++ object, shared by the threads of a process. Raises LanguageModelError."""
     found = Path(path) if path else bundled_model()

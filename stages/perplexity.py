@@ -1,4 +1,4 @@
-"""Perplexity of a document under a KenLM model: how surprising its text is, a piece on average.
+"""Perplexity of a document under an n-gram model: how surprising its text is, a piece on average.
 
 CCNet (Wenzek et al. 2020) scores a document under a model of its language's Wikipedia and sorts it into head, middle
 and tail by percentiles. Here the model is trained by the recipe (`models.KenLM`), the percentiles are those of a
@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -37,11 +36,14 @@ from gristmill.stages.documents import (
     log_edges,
     with_columns,
 )
+from gristmill.stages.kernels import ngram_table
 from gristmill.stages.kernels.normalise import Pieces
-from gristmill.stages.kneser_ney import ModelError, load_arpa
+from gristmill.stages.kneser_ney import ModelError, load_table
+from gristmill.stages.loading import loaded_once
 
 MODEL_FILE = "model.json"  # what a model is, and the percentiles of its sample
 ARPA_FILE = "lm.arpa"
+TABLE_FILE = "lm.npy"
 FORMAT = 1  # of model.json and of the pieces; raise it when either changes
 ANY_LANGUAGE = ""
 BUCKETS = ("head", "middle", "tail")
@@ -52,24 +54,24 @@ NO_BUCKET = "all"  # CCNet's name for documents of a language without a model
 class LanguageModel:
     """A model, loaded, with the perplexities at percentiles 0, 1 ... 100 of its sample (empty where it had none)."""
 
-    model: Any  # kenlm.Model
+    table: np.ndarray  # (slots, 2) uint64
+    order: int
     percentiles: np.ndarray  # (101,) float64, ascending
     places: ClassVar[np.ndarray] = np.linspace(0, 100, 101)
 
     def perplexities(self, texts: pa.Array) -> np.ndarray:
         """(n,) strings -> (n,) float64; NaN for a document without pieces."""
         pieces = Pieces(texts)
-        return perplexity_of(score_lines(self.model, pieces), pieces)
+        return perplexity_of(score_lines(self.table, self.order, pieces), pieces)
 
 
-def score_lines(model: Any, pieces: Pieces) -> np.ndarray:
-    """log10 probability of each document's lines, summed -> (n,) float64; 0 for a document without pieces."""
+def score_lines(table: np.ndarray, order: int, pieces: Pieces) -> np.ndarray:
+    """log10 probability of each document's lines, summed -> (n,) float64; 0 for a document without pieces.
+
+    table: as `kneser_ney.load_table` gives it. The sums are those of KenLM on the model's ARPA file.
+    """
     totals = np.zeros(len(pieces))
-    score = model.score
-    for i in range(len(pieces)):
-        document = pieces.document(i)
-        if document:
-            totals[i] = sum(map(score, document.split(b"\n")))
+    ngram_table.score(pieces.data, pieces.ends, ngram_table.RESERVED, order, table, table.view(np.float32), totals)
     return totals
 
 
@@ -80,7 +82,7 @@ def perplexity_of(log10_sums: np.ndarray, pieces: Pieces) -> np.ndarray:
     return 10.0 ** (-log10_sums / predicted)
 
 
-@lru_cache(maxsize=16)
+@loaded_once(16)
 def load_models(folder: str) -> Mapping[str, LanguageModel]:
     """The models of a folder, by language; ANY_LANGUAGE where there is one for all. Once a process and folder.
 
@@ -89,8 +91,9 @@ def load_models(folder: str) -> Mapping[str, LanguageModel]:
     description = read_description(folder, "kenlm")
     models = {}
     for language, entry in description["languages"].items():
-        model = load_arpa(Path(folder) / entry["file"])
-        models[language] = LanguageModel(model, np.asarray(entry["percentiles"], np.float64))
+        table = load_table(Path(folder) / entry["table"])
+        percentiles = np.asarray(entry["percentiles"], np.float64)
+        models[language] = LanguageModel(table, description["order"], percentiles)
     return models
 
 
