@@ -118,7 +118,7 @@ stages:
     only: [docs]
   - language: {{keep: [en], min_score: 0.3}}
     only: [docs, readmes]
-  - gopher_quality: {{min_words: {min_words}}}
+  - gopher_quality: {{min_words: {min_words}, min_alphabetic_words: 0.3}}
     only: [docs, readmes]
   - perplexity: {{model: prose, max_perplexity: 100000}}
     only: [docs, readmes]
