@@ -268,13 +268,13 @@ def fill(step_start, weight, whole, part, begin, end, low, high, source, rank): 
                         at[s], rest[s] = reaches(-behind[s], s, begin, step, step_start, weight)
                 deadline = at[s] - begin + (1 if rest[s] > 0 else 0) - 1
                 after = following[s]
-                _enqueue(queue, words, tops, following, min(max(deadline, 0), n - 1), s)
+                enqueue(queue, words, tops, following, min(max(deadline, 0), n - 1), s)
                 size += 1
                 s = after
             if size > 0:
                 break
             place += 1
-        s = _dequeue(queue, words, tops, following)
+        s = dequeue(queue, words, tops, following, least(words, tops))
         size -= 1
         source[i] = s
         rank[i] = count[s]
@@ -313,37 +313,43 @@ def furthest(step_start, weight, whole, part, begin, end, low, source):  # type:
 
 
 @njit(inline="always")
-def _lowest_bit(word):  # type: ignore[no-untyped-def]
+def lowest_bit(word):  # type: ignore[no-untyped-def]
     """The place of the lowest bit that is set in a word (uint64) that is not 0."""
     isolated = word & (~word + uint64(1))
     return int64(_PLACES[(isolated * uint64(_DE_BRUIJN)) >> uint64(58)])
 
 
 @njit(inline="always")
-def _enqueue(queue, words, tops, following, deadline, s):  # type: ignore[no-untyped-def]
-    """Puts source s into the list of its deadline. A bit in `words` says that a list has something in it, a bit in
-    `tops` that a word has: the earliest deadline is three look-ups away."""
-    following[s] = queue[deadline]
-    queue[deadline] = s
-    words[deadline >> 6] |= uint64(1) << uint64(deadline & 63)
-    tops[deadline >> 12] |= uint64(1) << uint64((deadline >> 6) & 63)
+def enqueue(queue, words, tops, following, value, item):  # type: ignore[no-untyped-def]
+    """Puts an item into the list of a value. A bit in `words` says that a list has something in it, a bit in `tops`
+    that a word has: the least value in use is three look-ups away."""
+    following[item] = queue[value]
+    queue[value] = item
+    words[value >> 6] |= uint64(1) << uint64(value & 63)
+    tops[value >> 12] |= uint64(1) << uint64((value >> 6) & 63)
 
 
 @njit(inline="always")
-def _dequeue(queue, words, tops, following):  # type: ignore[no-untyped-def]
-    """Takes out a source with the earliest deadline. There must be one."""
+def least(words, tops):  # type: ignore[no-untyped-def]
+    """The least value whose list is not empty. There must be one."""
     top = 0
     while tops[top] == uint64(0):
         top += 1
-    word = (top << 6) + _lowest_bit(tops[top])
-    deadline = (word << 6) + _lowest_bit(words[word])
-    s = queue[deadline]
-    queue[deadline] = following[s]
-    if queue[deadline] < 0:
-        words[word] &= ~(uint64(1) << uint64(deadline & 63))
+    word = (top << 6) + lowest_bit(tops[top])
+    return (word << 6) + lowest_bit(words[word])
+
+
+@njit(inline="always")
+def dequeue(queue, words, tops, following, value):  # type: ignore[no-untyped-def]
+    """Takes the item that came last out of the list of a value."""
+    item = queue[value]
+    queue[value] = following[item]
+    if queue[value] < 0:
+        word = value >> 6
+        words[word] &= ~(uint64(1) << uint64(value & 63))
         if words[word] == uint64(0):
-            tops[top] &= ~(uint64(1) << uint64(word & 63))
-    return s
+            tops[word >> 6] &= ~(uint64(1) << uint64(word & 63))
+    return item
 
 
 def _load_from_address(bits: int) -> Any:

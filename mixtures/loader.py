@@ -33,6 +33,7 @@ class Batch:
     source: np.ndarray  # (n,) int32, index into sources
     epoch: np.ndarray  # (n,) int64, of the source
     window: np.ndarray  # (n,) int64, of the source: its tokens begin at window * seq_len
+    padding: np.ndarray  # (n,) int64: so many tokens at the end are none; 0 with packing concat
     next_window: int  # windows that the run has consumed after this step, all ranks together
     plan: Plan
 
@@ -42,12 +43,18 @@ class Batch:
 
     @cached_property
     def starts(self) -> list[np.ndarray]:
-        """For each window where documents start in it: (k,) int64, ascending, in [0, seq_len]."""
-        length = self.plan.seq_len
-        return [
-            self.plan.tokens.sources[self.sources[s]].bounds(int(w) * length, length + 1)
-            for s, w in zip(self.source, self.window, strict=True)
-        ]
+        """For each window where documents, or pieces of them, start in it: (k,) int64, ascending, in [0, seq_len].
+
+        Every place of padding counts as a document.
+        """
+        return [self._starts(self.sources[s], int(w)) for s, w in zip(self.source, self.window, strict=True)]
+
+    def _starts(self, source: str, window: int) -> np.ndarray:
+        pieces = self.plan.pieces(source, window)
+        if self.plan.packing == "concat":
+            return self.plan.tokens.sources[source].bounds(*pieces[0])
+        ends = np.cumsum([length for _, length in pieces])
+        return np.concatenate([[0], ends[:-1], np.arange(ends[-1], self.plan.seq_len + 1)])
 
     @cached_property
     def documents(self) -> np.ndarray:
@@ -118,8 +125,8 @@ class Loader:
         tokens = np.empty((high - low, self.plan.seq_len + 1), self.dtype)
         if self._reader is None:
             self._reader = Reader(self.plan)
-        self._reader.read(source, window, tokens)
-        return Batch(tokens, np.arange(low, high), source, epoch, window, end, self.plan)
+        padding = self._reader.read(source, window, tokens)
+        return Batch(tokens, np.arange(low, high), source, epoch, window, padding, end, self.plan)
 
 
 class _Shards:
@@ -147,22 +154,32 @@ class Reader:
     """Copies windows out of memory-mapped token shards."""
 
     def __init__(self, plan: Plan) -> None:
-        self._seq_len = plan.seq_len
+        self._plan = plan
         self._shards = [_Shards(plan.tokens.sources[name]) for name in plan.sources]
 
-    def read(self, source: np.ndarray, window: np.ndarray, out: np.ndarray) -> None:
-        """Fills out (n, seq_len + 1) with the tokens of windows (n,) of sources (n,)."""
-        length = self._seq_len + 1
+    def read(self, source: np.ndarray, window: np.ndarray, out: np.ndarray) -> np.ndarray:
+        """Fills out (n, seq_len + 1) with the tokens of windows (n,) of sources (n,) -> tokens of padding (n,)."""
+        padding = np.zeros(len(source), np.int64)
+        if self._plan.packing == "best_fit":
+            for i in range(len(source)):
+                padding[i] = self._read_pieces(int(source[i]), int(window[i]), out[i])
+            return padding
+        seq_len = self._plan.seq_len
         address = np.zeros(len(source), np.int64)
-        if len(source) < FEW_WINDOWS:
-            self._read_one_by_one(np.arange(len(source)), source, window, out)
-            return
-        for s in np.unique(source).tolist():
-            mine = source == s
-            address[mine] = self._shards[s].addresses(window[mine] * self._seq_len, length)
-        gather(address, self._shards[0].source.dtype.itemsize, out)
-        self._read_one_by_one(np.flatnonzero(address == 0), source, window, out)
+        if len(source) >= FEW_WINDOWS:
+            for s in np.unique(source).tolist():
+                mine = source == s
+                address[mine] = self._shards[s].addresses(window[mine] * seq_len, seq_len + 1)
+            gather(address, self._shards[0].source.dtype.itemsize, out)
+        for i in np.flatnonzero(address == 0).tolist():
+            out[i] = self._shards[source[i]].source.read(int(window[i]) * seq_len, seq_len + 1)
+        return padding
 
-    def _read_one_by_one(self, which: np.ndarray, source: np.ndarray, window: np.ndarray, out: np.ndarray) -> None:
-        for i in which.tolist():
-            out[i] = self._shards[source[i]].source.read(int(window[i]) * self._seq_len, self._seq_len + 1)
+    def _read_pieces(self, source: int, window: int, out: np.ndarray) -> int:
+        """Fills out (seq_len + 1,), the end-of-text id where nothing is left -> how many of those."""
+        at = 0
+        for start, length in self._plan.pieces(self._plan.sources[source], window):
+            out[at : at + length] = self._shards[source].source.read(start, length)
+            at += length
+        out[at:] = self._plan.tokens.eos_id
+        return len(out) - at

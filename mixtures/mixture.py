@@ -40,7 +40,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError
 
 from gristmill.mixtures.plan import MixtureError, Plan
-from gristmill.mixtures.wishes import Consumption, check_epochs, settle, sizes_of
+from gristmill.mixtures.wishes import Consumption, check_epochs, packed, settle, sizes_of
 from gristmill.stages.documents import Settings
 
 
@@ -105,6 +105,7 @@ class Mixture(Settings):
     max_epochs: float = Field(default=4.0, gt=0, allow_inf_nan=False)
     temperature: float | None = Field(default=None, ge=0, le=1)
     unimax: UniMax | None = None
+    packing: Literal["concat", "best_fit"] = "concat"  # best_fit: documents whole where they fit (`packing.py`)
     phases: tuple[Phase, ...] = ()
 
     @field_validator("sources")
@@ -184,6 +185,8 @@ class Mixture(Settings):
         continue_from: what an earlier run has used; this one takes up each source where that one stopped.
         """
         sizes, content = sizes_of(tokens)
+        if self.packing == "best_fit":
+            sizes = packed(self, tokens, sizes, seq_len)
         used = continue_from.for_plan(seq_len, seed) if continue_from is not None else {}
         in_use, specs, notes = settle(self, sizes, seq_len, budget_tokens, used)
         plan = Plan(

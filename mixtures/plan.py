@@ -25,6 +25,7 @@ import xxhash
 
 from gristmill.mixtures.kernels import ONE
 from gristmill.mixtures.order import Order, Steps, apportion, between, quantise
+from gristmill.mixtures.packing import Packing
 
 if TYPE_CHECKING:
     from gristmill.mixtures.loader import Loader
@@ -43,6 +44,10 @@ class SourceSize:
 
     tokens: int  # of the training split, end-of-text tokens included
     utf8_bytes: int | None = None  # of the texts
+    packing: Packing | None = None  # best_fit: what lies in each window
+
+    def windows(self, seq_len: int) -> int:
+        return windows_in(self.tokens, seq_len) if self.packing is None else self.packing.windows
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,7 @@ class Plan:
 
     @cached_property
     def source_windows(self) -> tuple[int, ...]:
-        return tuple(windows_in(size.tokens, self.seq_len) for size in self.sizes.values())
+        return tuple(size.windows(self.seq_len) for size in self.sizes.values())
 
     @property
     def windows(self) -> int:
@@ -142,8 +147,19 @@ class Plan:
             self.seq_len,
             [[name, size.tokens, self.used.get(name, 0)] for name, size in self.sizes.items()],
             [[step.lengths, step.weights.tolist(), step.exact] for step in steps],
+            self.packing,
             self.content,
         ]
+
+    @property
+    def packing(self) -> str:
+        """concat: windows follow each other through the documents; best_fit: see `packing.py`."""
+        return "concat" if all(size.packing is None for size in self.sizes.values()) else "best_fit"
+
+    def pieces(self, source: str, window: int) -> list[tuple[int, int]]:
+        """Where the tokens of a window lie in its source: (first token, tokens) of each consecutive stretch."""
+        packing = self.sizes[source].packing
+        return [(window * self.seq_len, self.seq_len + 1)] if packing is None else packing.pieces(window)
 
     def locate(self, position: int) -> tuple[str, int, int]:
         """The window at a position of the run: (source, epoch, window of that source)."""

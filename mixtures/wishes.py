@@ -13,7 +13,8 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from gristmill.mixtures.order import apportion
-from gristmill.mixtures.plan import MixtureError, PhaseSpec, Plan, SourceSize, windows_in
+from gristmill.mixtures.packing import best_fit
+from gristmill.mixtures.plan import MixtureError, PhaseSpec, Plan, SourceSize
 
 if TYPE_CHECKING:
     from gristmill.mixtures.mixture import Mixture, Phase, Wish
@@ -54,6 +55,22 @@ def sizes_of(tokens: Any) -> tuple[dict[str, SourceSize], str]:
     return {name: size if isinstance(size, SourceSize) else SourceSize(int(size)) for name, size in tokens.items()}, ""
 
 
+def packed(mixture: Mixture, tokens: Any, sizes: Mapping[str, SourceSize], seq_len: int) -> dict[str, SourceSize]:
+    """The sizes of the mixture's sources with their documents packed by best fit. Reads the index of each shard."""
+    if not hasattr(tokens, "sources"):
+        raise MixtureError(
+            f"Mixture {mixture.name}: packing best_fit needs the lengths of the documents. Plan with a TokenSet, or "
+            "with packing: concat."
+        )
+    out = dict(sizes)
+    for name in mixture.sources:
+        if name in sizes:
+            source = tokens.sources[name]
+            packing = best_fit(source.bounds(0, source.tokens), source.tokens, seq_len)
+            out[name] = SourceSize(sizes[name].tokens, sizes[name].utf8_bytes, packing)
+    return out
+
+
 def settle(
     mixture: Mixture,
     sizes: Mapping[str, SourceSize],
@@ -65,15 +82,19 @@ def settle(
     if seq_len < 1:
         raise MixtureError(f"Mixture {mixture.name}: seq_len is {seq_len}; a window trains at least 1 token.")
     in_use = {name: _size(mixture, name, sizes, seq_len) for name in mixture.sources}
-    windows = {name: windows_in(size.tokens, seq_len) for name, size in in_use.items()}
+    windows = {name: size.windows(seq_len) for name, size in in_use.items()}
     phases = _phases(mixture)
     lengths = _lengths(mixture, phases, windows, seq_len, budget_tokens)
+    padding = {name: size.packing.padding_share for name, size in in_use.items() if size.packing is not None}
     base, notes = _base_wishes(mixture, in_use, windows, sum(lengths))
     specs: list[PhaseSpec] = []
     for phase, length in zip(phases, lengths, strict=True):
         wishes = base if phase.weights is None else phase.weights
         before = specs[-1].weights if specs else ()
         specs.append(_spec(mixture, phase, length, wishes, windows, seq_len, before))
+    if padding:
+        shown = ", ".join(f"{name} {share:.3%}" for name, share in padding.items())
+        notes = (*notes, f"packing best_fit; padding: {shown}")
     return in_use, tuple(specs), notes
 
 
@@ -83,7 +104,7 @@ def _size(mixture: Mixture, name: str, sizes: Mapping[str, SourceSize], seq_len:
         hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(sizes) or 'none'}."
         raise MixtureError(f"Mixture {mixture.name}: there are no tokens of source {name!r}; {hint}")
     size = sizes[name]
-    if windows_in(size.tokens, seq_len) == 0:
+    if size.windows(seq_len) == 0:
         raise MixtureError(
             f"Mixture {mixture.name}: source {name!r} has {size.tokens:,} tokens, less than one window of "
             f"{seq_len + 1:,}. Leave it out, or choose a seq_len below {max(size.tokens, 1):,}."
