@@ -49,11 +49,16 @@ def check_keep(keep: str) -> str:
     return keep
 
 
-def needs(keep: str) -> tuple[str, ...]:
-    """The columns that `identity` reads."""
-    measure = _KEEP.fullmatch(keep)
-    extra = (measure[2],) if measure and measure[2] else ("date",) if keep == "earliest" else ()
-    return ("text", "source", "dump", *extra)
+class Needs:
+    """The columns that `identity` reads, and `url` where that is compared: of a class those of its defaults."""
+
+    def __get__(self, stage: Any, owner: type) -> tuple[str, ...]:
+        columns = ["text", "source", "dump"]
+        if stage is not None:
+            measure = _KEEP.fullmatch(stage.keep)
+            columns += ["date"] if stage.keep == "earliest" else [measure[2]] if measure and measure[2] else []
+            columns += ["url"] if getattr(stage, "by", "text") == "url" else []
+        return tuple(columns)
 
 
 def identity(batch: Batch, keep: str) -> dict[str, pa.Array]:

@@ -8,7 +8,7 @@ exact:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +36,7 @@ class Exact(Settings):
 
     name: ClassVar[str] = "exact"
     version: ClassVar[int] = 1
+    needs: ClassVar[tuple[str, ...]] = cast(Any, duplicates.Needs())
     adds: ClassVar[Mapping[str, pa.DataType]] = {"exact.cluster": pa.string(), "exact.copies": pa.float64()}
     measures: ClassVar[tuple[Measure, ...]] = (Measure("exact.copies", "documents", log_edges(1, 1e6)),)
 
@@ -45,10 +46,6 @@ class Exact(Settings):
     against: tuple[str, ...] = ()  # `sign` folders of earlier runs: what they have is dropped here
 
     _check_keep = field_validator("keep")(duplicates.check_keep)
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return (*duplicates.needs(self.keep), *(("url",) if self.by == "url" else ()))
 
     def rules(self) -> Sequence[Rule]:
         return ()

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import pyarrow as pa
@@ -45,6 +45,7 @@ class MinHash(Settings):
 
     name: ClassVar[str] = "minhash"
     version: ClassVar[int] = 1
+    needs: ClassVar[tuple[str, ...]] = cast(Any, duplicates.Needs())
     adds: ClassVar[Mapping[str, pa.DataType]] = {"minhash.cluster": pa.string(), "minhash.cluster_size": pa.float64()}
     measures: ClassVar[tuple[Measure, ...]] = (Measure("minhash.cluster_size", "documents", log_edges(1, 1e6)),)
 
@@ -88,10 +89,6 @@ class MinHash(Settings):
     def fold(self) -> Fold:
         """The normalisation in force."""
         return fold()
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return duplicates.needs(self.keep)
 
     @property
     def scopes(self) -> tuple[duplicates.Scope, ...]:

@@ -161,6 +161,13 @@ def test_documents_without_an_address_stay() -> None:
     assert figures["not_comparable"] == 2
 
 
+def test_needs_name_the_address_where_it_is_compared() -> None:
+    assert Exact.needs == Exact(by="normalized").needs == ("text", "source", "dump")
+    stage = Exact(by="url", keep="earliest")
+    assert stage.needs == ("text", "source", "dump", "date", "url")
+    stage.sign(batch(["a"], url=["x"], date=["2024"], other=[1]).select(["doc_id", *stage.needs]))
+
+
 def test_half_a_hash_is_not_a_hash() -> None:
     """Rows 0, 1, 3 share the lower 64 bits; only 0 and 3 share all 128."""
     parent = np.arange(5, dtype=np.uint32)
