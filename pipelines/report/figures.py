@@ -127,7 +127,8 @@ def _reasons(run: Run) -> list[dict[str, Any]]:
     for label, book in run.stages().items():
         counted = [c.removeprefix("rule.") for c in book.counters if c.startswith("rule.")]
         for kind, amounts in (("dropped", book.dropped), ("failed", book.failed)):
-            names = [*amounts, *(n for n in counted if n not in amounts)] if kind == "dropped" else list(amounts)
+            names = sorted(amounts, key=lambda reason: -amounts[reason].documents)
+            names += [n for n in counted if n not in amounts and kind == "dropped"]
             for reason in names:
                 amount = amounts.get(reason, Amount())
                 out.append(
@@ -146,7 +147,7 @@ def _reasons(run: Run) -> list[dict[str, Any]]:
 
 def _measures(run: Run, rules: Mapping[str, StageRules]) -> list[dict[str, Any]]:
     """One panel a measure, in the order of the stages; `limits` with what other limits would keep."""
-    out = []
+    out: list[dict[str, Any]] = []
     for label, book in run.stages().items():
         for column, h in book.histograms.items():
             scale = value_scale(h.edges)
@@ -161,6 +162,8 @@ def _measures(run: Run, rules: Mapping[str, StageRules]) -> list[dict[str, Any]]
                 "x": bin_positions(h.edges),
                 "limits": _limits(rules.get(label), column, book),
             }
+            panel["at"] = len(out)
+            panel["active"] = any(limit["breaks"] is None or limit["breaks"] > 0 for limit in panel["limits"])
             for limit in panel["limits"]:
                 limit["x"] = [scale(min(max(v, h.edges[0]), h.edges[-1])) for v in limit["limits"]]
             out.append(panel)

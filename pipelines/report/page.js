@@ -91,7 +91,8 @@
         const held = row.held_out ? make("span", { class: "chip" }, "+ " + number(row.held_out) + " held out") : "";
         const cells = [
           number(row.documents), i ? [number(row.dropped), " ", held] : "", i ? number(row.failed) : "",
-          i ? percent(row.stage_share) : "", percent(row.kept_share), number(row.chars), number(row.bytes),
+          i ? percent(row.stage_share) : "", percent(row.kept_share),
+          row.chars || row.segment !== "tokens" ? number(row.chars) : "", number(row.bytes),
           row.tokens ? number(row.tokens) : "",
         ];
         return make("tr", null, make("th", { scope: "row" }, words(row.stage)), ...cells.map((cell) => make("td", { class: "num" }, ...[cell].flat())));
@@ -276,16 +277,19 @@
     const facts = [sample.source, sample.url, sample.language, sample.date, number(sample.chars) + " characters", sample.doc_id,
       ...Object.entries(sample.labels).map(([name, value]) => name + " " + value)];
     const bad = guilty(sample);
+    const own = (name) => bad.has(name) || name.startsWith(sample.stage + ".");
     const measures = Object.entries(sample.measures).filter((pair) => pair[1] !== null)
       .sort((a, b) => Number(bad.has(b[0])) - Number(bad.has(a[0])));
+    const line = (pairs) => pairs.length === 0 ? null : make("p", { class: "measures" },
+      ...pairs.flatMap(([name, value], i) => [i ? "   " : null, make(bad.has(name) ? "b" : "span", null, name + " " + number(value))]));
+    const others = measures.filter((pair) => !own(pair[0]));
     return make(
       "article", { class: sample.kept ? "sample kept" : "sample" },
       make("h3", null, ...title),
       make("p", { class: "where" }, ...facts.filter(Boolean).flatMap((fact, i) => [i ? " · " : null, make("bdi", null, fact)])),
       make("pre", { dir: "auto", tabindex: "0" }, ...marked(sample, text), sample.more_chars ? make("em", null, "\n… " + number(sample.more_chars) + " more characters") : null),
-      measures.length
-        ? make("p", { class: "measures" }, ...measures.flatMap(([name, value], i) => [i ? "   " : null, make(bad.has(name) ? "b" : "span", null, name + " " + number(value))]))
-        : null,
+      line(measures.filter((pair) => own(pair[0]))),
+      others.length ? make("details", null, make("summary", null, "Other measures"), line(others)) : null,
     );
   }
 

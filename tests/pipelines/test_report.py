@@ -695,7 +695,7 @@ def test_the_page_works_in_chromium(watch, folder, page, tmp_path):
     between = [s for s in data["samples"] if 10 <= (s["measures"].get("fake_quality.words") or 0) <= 40]
     assert tab.inner_text("#sample-count") == f"{len(between)} documents"
     lowest = min(s["measures"]["fake_quality.words"] for s in between)
-    assert f"fake_quality.words {lowest:.0f}" in tab.locator("#sample-list .sample").first.inner_text()
+    assert f"fake_quality.words {lowest:.0f}" in tab.locator("#sample-list .sample").first.text_content()
     tab.select_option("[name=measure]", "")
     assert tab.locator("[name=low]").is_hidden()
     first = tab.locator("#sample-list .sample").first.inner_text()
