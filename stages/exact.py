@@ -19,7 +19,7 @@ from gristmill.stages import duplicates
 from gristmill.stages.documents import Batch, Measure, Rule, Settings, log_edges
 from gristmill.stages.kernels import cluster, hashing
 from gristmill.stages.kernels.buffers import string_views
-from gristmill.stages.kernels.shingles import fold
+from gristmill.stages.kernels.fold import fold
 
 REASON = "exact_duplicate"
 

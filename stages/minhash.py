@@ -28,7 +28,7 @@ from gristmill.stages import duplicates
 from gristmill.stages.documents import Batch, Measure, Rule, Settings, log_edges
 from gristmill.stages.kernels import cluster, minhash
 from gristmill.stages.kernels.buffers import string_views
-from gristmill.stages.kernels.shingles import Fold, fold
+from gristmill.stages.kernels.fold import Fold, fold
 
 REASON = "near_duplicate"
 FLOOR = 1_000  # documents; max_cluster_share says nothing about smaller clusters

@@ -15,7 +15,8 @@ import numpy as np
 from numba import int64, njit, uint32, uint64
 
 from gristmill.stages.kernels.buffers import mix64
-from gristmill.stages.kernels.shingles import GROWTH, PADDING, distinct, fold, shingle, word_hashes
+from gristmill.stages.kernels.fold import fold
+from gristmill.stages.kernels.shingles import GROWTH, PADDING, distinct, shingle, word_hashes
 
 _UNROLL = 4  # permutations that share one pass over the shingles
 _EMPTY = uint32(0xFFFFFFFF)

@@ -11,42 +11,37 @@ Deliberate differences, each with a test:
     - Words are what stands between spaces. In scripts without spaces (Han, kana, Thai, Lao, Khmer, Burmese) each
       character is a word. datatrove runs a tokenizer per language here.
     - Final sigma is sigma. Python's lower case asks for the neighbours of the letter; equal words stay equal.
-    - Marks of category Mc keep their order. NFD sorts some of them by combining class (24 characters).
+    - Marks of category Mc keep their order. NFD sorts some of them by combining class (25 characters).
     - Runs of spaces that appear when a mark between them is dropped are one space.
     - Digits are those of the frozen Unicode version; datatrove's `regex` module knows newer ones.
 
-The tables are composed at the first use from `unicode.npz` and `fold.npz`; the second is written by
-`python -m gristmill.stages.kernels.shingles` (it needs `datatrove`, whose punctuation defines one of the tables).
+What happens to a single code point is in the tables of `fold`.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba import int64, njit, types, uint8, uint32, uint64
 from numba.extending import intrinsic
 
-from gristmill.stages.kernels import unicode
 from gristmill.stages.kernels.buffers import decode, load8, load64, mix64
+from gristmill.stages.kernels.fold import (
+    DIGIT,
+    HANGUL,
+    POINT,
+    SEPARATOR,
+    SEQUENCE,
+    SPACE,
+    UNSEGMENTED,
+    Fold,
+    fold,
+)
 
-SEPARATORS = ".,\u060c\u066b\u2396\u2397\u2398"  # between the digits of one number, as in datatrove's NUMBERS_PATTERN
 PADDING = 64  # bytes that must follow the words in a buffer: they are read, eight at a time, and ignored
 GROWTH = 3  # normalised UTF-8 is at most 3 times as long: a Hangul syllable of 3 bytes gives 3 letters of 3 bytes
-
-_FILE = Path(__file__).with_name("fold.npz")
-
-# An entry of the fold table: 21 bits of code point (or an index into the sequences), and flags.
-_POINT = uint32(0x1FFFFF)
-_SPACE = uint32(1 << 21)
-_DIGIT = uint32(1 << 22)
-_UNSEGMENTED = uint32(1 << 23)
-_SEQUENCE = uint32(1 << 24)  # POINT is a row of `sequences`
-_HANGUL = uint32(1 << 25)  # a syllable, decomposed by arithmetic (Unicode 14, section 3.12)
-_SEPARATOR = uint32(1 << 26)
 
 _GOLDEN = uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, odd
 _LENGTH = uint64(0xD6E8FEB86659FD93)  # odd, random
@@ -68,98 +63,6 @@ def _trailing_zeros() -> Any:
 
 
 _low_zeros = _trailing_zeros()  # bits below the lowest that is set; 64 for zero
-
-
-class Fold(NamedTuple):
-    """What happens to each code point; see `fold`."""
-
-    ascii: np.ndarray  # (256,) uint8: what is written for the byte; 0 = look at `table`
-    page: np.ndarray  # (4352,) uint16
-    table: np.ndarray  # (pages * 256,) uint32 entries
-    sequences: np.ndarray  # (sequences, 4) uint32: how many, then the entries to write
-
-
-def build() -> None:
-    """Writes fold.npz from this interpreter's Unicode data. To be run on purpose only: it changes results."""
-    import unicodedata
-
-    from datatrove.utils.text import PUNCTUATION
-
-    points: list[int] = []
-    lengths: list[int] = []
-    outputs: list[int] = []
-    for point in range(0x110000):
-        if 0xAC00 <= point < 0xD7A4 or 0xD800 <= point < 0xE000:
-            continue  # Hangul is arithmetic; surrogates are not in valid UTF-8
-        kept = [c for c in unicodedata.normalize("NFD", chr(point)) if unicodedata.category(c) != "Mn"]
-        if kept != [chr(point)]:
-            points.append(point)
-            lengths.append(len(kept))
-            outputs.extend(ord(c) for c in kept)
-    np.savez_compressed(
-        _FILE,
-        version=np.array(unicodedata.unidata_version),
-        points=np.array(points, np.int32),
-        lengths=np.array(lengths, np.uint8),
-        outputs=np.array(outputs, np.int32),
-        punctuation=np.array(sorted(map(ord, PUNCTUATION)), np.int32),
-    )
-
-
-def _flat(page: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Two-level tables -> one entry a code point (0x110000,)."""
-    return table.reshape(-1, 256)[page].reshape(-1)
-
-
-@lru_cache(maxsize=8)
-def fold(lowercase: bool = True, numbers: bool = True, punctuation: bool = True, diacritics: bool = True) -> Fold:
-    """The tables of a normalisation. The switches are those of datatrove's TextNormConfig, with its defaults."""
-    with np.load(_FILE) as stored:
-        points, lengths, outputs = stored["points"], stored["lengths"], stored["outputs"]
-        marks = stored["punctuation"]
-    classes = _flat(*unicode.TABLES)
-    lower = np.arange(0x110000, dtype=np.int64)
-    if lowercase:
-        lower += _flat(unicode.LOWER_PAGE, unicode.LOWER_DELTA)
-        lower[0x130] = ord("i")  # İ, the one letter whose lower case is two code points: i and a dot above
-        lower[0x3C2] = lower[0x3A3]  # final sigma
-
-    entry = lower.astype(np.uint32)  # of the lower-case letters, before `lower` is applied
-    entry[:] = np.arange(0x110000)
-    unsegmented = (classes & unicode.UNSEGMENTED) > 0
-    entry[unsegmented] |= _UNSEGMENTED
-    entry[[ord(c) for c in SEPARATORS]] |= _SEPARATOR
-    sequences = np.zeros((1, 4), np.uint32)  # row 0 writes nothing
-    if diacritics:
-        starts = np.cumsum(lengths, dtype=np.int64) - lengths
-        one = lengths == 1
-        entry[points[one]] = entry[outputs[starts[one]]]
-        entry[points[lengths == 0]] = _SEQUENCE
-        many = np.nonzero(lengths > 1)[0]
-        sequences = np.zeros((1 + len(many), 4), np.uint32)
-        for row, i in enumerate(many, start=1):
-            sequences[row, 0] = lengths[i]
-            sequences[row, 1 : 1 + lengths[i]] = entry[outputs[starts[i] : starts[i] + lengths[i]]]
-            entry[points[i]] = uint32(row) | _SEQUENCE
-        entry[0xAC00:0xD7A4] |= _HANGUL
-    elif lowercase:
-        sequences = np.array([[0, 0, 0, 0], [2, ord("i"), 0x307, 0]], np.uint32)
-    entry[(classes & unicode.SPACE) > 0] = _SPACE
-    if punctuation:
-        entry[marks] = _SPACE | (entry[marks] & _SEPARATOR)
-    if numbers:  # after the punctuation: datatrove's holds "１", which is a number first
-        entry[(classes & unicode.DIGIT) > 0] = _DIGIT
-    entry = entry[lower]
-    if lowercase and not diacritics:
-        entry[0x130] = uint32(1) | _SEQUENCE
-
-    ascii_ = np.zeros(256, np.uint8)
-    low = entry[:128]
-    plain = (low & ~(_POINT | _SEPARATOR)) == 0
-    ascii_[:128][plain] = (low[plain] & _POINT).astype(np.uint8)
-    ascii_[:128][(low & _SPACE) > 0] = ord(" ")
-    page, table = unicode._two_levels(entry)
-    return Fold(ascii_, page, table, sequences)
 
 
 @njit(inline="always")
@@ -196,11 +99,11 @@ def _after_number(data, p, end, page, table):  # type: ignore[no-untyped-def]
     while p < end:
         point, length = decode(data, p, end)
         entry = _entry(page, table, point)
-        if entry & _DIGIT:
+        if entry & DIGIT:
             p += length
-        elif entry & _SEPARATOR and not separated and p + length < end:
+        elif entry & SEPARATOR and not separated and p + length < end:
             following, width = decode(data, p + length, end)
-            if not _entry(page, table, following) & _DIGIT:
+            if not _entry(page, table, following) & DIGIT:
                 return p
             separated = True
             p += length + width
@@ -237,35 +140,35 @@ def normalise(data, start, end, ascii_, page, table, sequences, out, ends):  # t
         point, length = decode(data, p, end)
         p += length
         entry = _entry(page, table, point)
-        if entry & (_SPACE | _SEQUENCE | _HANGUL | _UNSEGMENTED | _DIGIT) == 0:
-            o = _write(out, o, entry & _POINT)
+        if entry & (SPACE | SEQUENCE | HANGUL | UNSEGMENTED | DIGIT) == 0:
+            o = _write(out, o, entry & POINT)
             gap = False
-        elif entry & _SPACE:
+        elif entry & SPACE:
             if not gap:
                 ends[words] = o
                 words += 1
                 out[o] = 32
                 o += 1
                 gap = True
-        elif entry & _DIGIT:
+        elif entry & DIGIT:
             p = _after_number(data, p, end, page, table)
             out[o] = 48
             o += 1
             gap = False
-        elif entry & _HANGUL:
-            syllable = (entry & _POINT) - uint32(0xAC00)
+        elif entry & HANGUL:
+            syllable = (entry & POINT) - uint32(0xAC00)
             o = _write(out, o, uint32(0x1100) + syllable // uint32(588))
             o = _write(out, o, uint32(0x1161) + (syllable % uint32(588)) // uint32(28))
             if syllable % uint32(28):
                 o = _write(out, o, uint32(0x11A7) + syllable % uint32(28))
             gap = False
         else:
-            row = int64(entry & _POINT) if entry & _SEQUENCE else 0
-            count = int64(sequences[row, 0]) if entry & _SEQUENCE else 1
+            row = int64(entry & POINT) if entry & SEQUENCE else 0
+            count = int64(sequences[row, 0]) if entry & SEQUENCE else 1
             for k in range(count):
-                part = sequences[row, 1 + k] if entry & _SEQUENCE else entry
-                if not part & _UNSEGMENTED:
-                    o = _write(out, o, part & _POINT)
+                part = sequences[row, 1 + k] if entry & SEQUENCE else entry
+                if not part & UNSEGMENTED:
+                    o = _write(out, o, part & POINT)
                     gap = False
                     continue
                 if not gap:
@@ -273,7 +176,7 @@ def normalise(data, start, end, ascii_, page, table, sequences, out, ends):  # t
                     words += 1
                     out[o] = 32
                     o += 1
-                o = _write(out, o, part & _POINT)
+                o = _write(out, o, part & POINT)
                 ends[words] = o
                 words += 1
                 out[o] = 32
@@ -474,7 +377,3 @@ def warm() -> None:
     """Compiles each kernel, or reads it from the cache."""
     normalised("a")
     shingle_set("a few words, enough to compile", 5)
-
-
-if __name__ == "__main__":
-    build()

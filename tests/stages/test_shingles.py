@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.stages.kernels import shingles, unicode
+from gristmill.stages.kernels.fold import fold
 
 MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -79,7 +80,7 @@ def test_each_switch(text: str, lowercase: bool, numbers: bool, punctuation: boo
         remove_punctuation=punctuation,
         norm_unicode_diacritics=diacritics,
     )
-    tables = shingles.fold(lowercase, numbers, punctuation, diacritics)
+    tables = fold(lowercase, numbers, punctuation, diacritics)
     assert shingles.normalised(text, tables) == " ".join(reference(text, config))
 
 
@@ -136,7 +137,7 @@ def test_bytes_around_a_document_do_not_matter(text: str, before: int, after: in
         buffer = np.frombuffer(guard * before + data + guard * after, np.uint8)
         out = np.full(3 * len(data) + shingles.PADDING, ord("z"), np.uint8)
         ends = np.full(len(data) // 2 + 3, -1, np.int64)
-        length, words = shingles.normalise(buffer, before, before + len(data), *shingles.fold(), out, ends)
+        length, words = shingles.normalise(buffer, before, before + len(data), *fold(), out, ends)
         hashes = np.zeros(words + 1, np.uint64)
         out[length:] = guard[0]
         shingles.hash_words(out, ends, words, hashes, 0)
@@ -144,7 +145,7 @@ def test_bytes_around_a_document_do_not_matter(text: str, before: int, after: in
         assert hashes[-1] == 0
         again = np.zeros(words + 1, np.uint64)
         scratch = np.empty_like(out)
-        assert words == shingles.word_hashes(buffer, before, before + len(data), *shingles.fold(), scratch, ends, again)
+        assert words == shingles.word_hashes(buffer, before, before + len(data), *fold(), scratch, ends, again)
         assert again.tolist() == hashes.tolist()
         found.append((out[:length].tobytes(), hashes.tolist()))
     assert found[0] == found[1]
@@ -162,7 +163,7 @@ def test_the_short_way_is_the_long_way(text: str, before: int) -> None:
     buffer = np.frombuffer(b"w" * before + data + b"w" * 3, np.uint8)
     out, ends = np.empty(3 * len(data) + shingles.PADDING, np.uint8), np.empty(len(data) // 2 + 2, np.int64)
     hashes = np.zeros(len(data) // 2 + 2, np.uint64)
-    count = shingles.word_hashes(buffer, before, before + len(data), *shingles.fold(), out, ends, hashes)
+    count = shingles.word_hashes(buffer, before, before + len(data), *fold(), out, ends, hashes)
     assert hashes[:count].tolist() == [word_hash(word.encode()) for word in reference(text)]
 
 
