@@ -25,23 +25,23 @@ From a file to batches:
 A source's wish, in the mixture or in a phase, is one of `weight`, `tokens` (exactly so many) and `epochs` (1.0: use it
 all, once). Exact wishes come first; weights divide what is left. Instead of weights a mixture may ask for
 `temperature: 0.7` (weights proportional to tokens to that power) or `unimax: {max_epochs: 4}` (as even as the cap
-allows); both are computed once, when the plan is made, and shown in it.
+allows); both are computed once, when the plan is made, and shown in it. `base: other.yaml` takes over the keys of
+another file that are not given here.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
-from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError
 
+from gristmill.mixtures.consumption import Consumption
 from gristmill.mixtures.plan import MixtureError, Plan
-from gristmill.mixtures.wishes import Consumption, check_epochs, packed, settle, sizes_of
+from gristmill.mixtures.read import explain, near, read_file
+from gristmill.mixtures.wishes import check_epochs, packed, settle, sizes_of
 from gristmill.stages.documents import Settings
+from gristmill.tokenize.shards import TokenSet
 
 
 class Wish(Settings):
@@ -101,7 +101,7 @@ class Mixture(Settings):
     description: str = ""
     sources: dict[str, Wish]
     # Repeating up to four times is nearly as good as new data (Muennighoff et al. 2023, "Scaling data-constrained
-    # language models", figure 5).
+    # language models").
     max_epochs: float = Field(default=4.0, gt=0, allow_inf_nan=False)
     temperature: float | None = Field(default=None, ge=0, le=1)
     unimax: UniMax | None = None
@@ -136,7 +136,7 @@ class Mixture(Settings):
             for name in phase.weights or {}:
                 if name not in self.sources:
                     raise ValueError(
-                        f"phase {phase.name} names {name}, which is not under sources{_near(name, self.sources)}"
+                        f"phase {phase.name} names {name}, which is not under sources{near(name, self.sources)}"
                     )
         if self.phases and self.phases[0].ramp != "step":
             raise ValueError(f"phase {self.phases[0].name} is the first: there are no weights to ramp from")
@@ -149,26 +149,11 @@ class Mixture(Settings):
     @classmethod
     def load(cls, path: str | Path) -> Mixture:
         """Reads a YAML file. Raises MixtureError that names the file, the line and the nearest name."""
-        where = str(path)
+        document, values = read_file(path)
         try:
-            text = Path(path).read_text(encoding="utf-8")
-        except OSError as error:
-            raise MixtureError(f"{where}: cannot be read: {error.strerror}.") from error
-        try:
-            document = YAML(typ="rt").load(text)
-        except MarkedYAMLError as error:
-            mark = error.problem_mark
-            line = f" line {mark.line + 1}" if mark is not None else ""
-            raise MixtureError(f"{where}{line}: not YAML: {error.problem}.") from error
-        if not isinstance(document, Mapping):
-            raise MixtureError(
-                f"{where}: a mixture is a mapping that begins with name:, not {type(document).__name__}."
-            )
-        try:
-            return cls.model_validate(_plain(document))
+            return cls.model_validate(values)
         except ValidationError as error:
-            lines = [_explain(where, document, dict(problem)) for problem in error.errors()]
-            raise MixtureError("\n".join(lines)) from error
+            raise MixtureError(explain(path, document, error, cls, _BELOW)) from error
 
     def plan(
         self,
@@ -180,14 +165,16 @@ class Mixture(Settings):
     ) -> Plan:
         """Compiles the mixture for given sources. Raises MixtureError when a wish cannot be met, saying what could.
 
-        tokens: a TokenSet, or {source: tokens} or {source: SourceSize} to plan without files.
+        tokens: a TokenSet or its folder; or {source: tokens} or {source: SourceSize} to plan without files.
         budget_tokens: of the whole run; may be left out where every length is given in tokens or epochs.
         continue_from: what an earlier run has used; this one takes up each source where that one stopped.
         """
-        sizes, content = sizes_of(tokens)
+        if isinstance(tokens, str | Path):
+            tokens = TokenSet.open(tokens)
+        sizes = sizes_of(tokens)
         if self.packing == "best_fit":
             sizes = packed(self, tokens, sizes, seq_len)
-        used = continue_from.for_plan(seq_len, seed) if continue_from is not None else {}
+        used = continue_from.windows_used(sizes, seq_len, seed) if continue_from is not None else {}
         in_use, specs, notes = settle(self, sizes, seq_len, budget_tokens, used)
         plan = Plan(
             mixture=self.name,
@@ -195,56 +182,13 @@ class Mixture(Settings):
             seed=seed,
             sizes=in_use,
             specs=specs,
-            used={name: count for name, count in used.items() if count},
+            used=used,
+            continued=continue_from,
             notes=notes,
-            content=content,
             tokens=tokens if hasattr(tokens, "sources") else None,
         )
         check_epochs(self, plan)
         return plan
 
 
-def _plain(value: Any) -> Any:
-    """ruamel's containers as plain ones."""
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_plain(v) for v in value]
-    return value
-
-
-_KEYS: dict[str, type[Settings]] = {"sources": Wish, "weights": Wish, "phases": Phase, "unimax": UniMax}
-
-
-def _explain(where: str, document: Any, problem: dict[str, Any]) -> str:
-    """One problem that pydantic found as a line: file, line, key, what is wrong, the nearest name."""
-    loc = [str(part) for part in problem["loc"]]
-    line = _line_of(document, problem["loc"])
-    key = ".".join(loc)
-    at = f"{where}{f' line {line}' if line else ''}"
-    if problem["type"] == "extra_forbidden":
-        owner = next((_KEYS[part] for part in reversed(loc[:-1]) if part in _KEYS), Mixture)
-        place = ".".join(loc[:-1]) or "the mixture"
-        return f"{at}: unknown key {loc[-1]!r} in {place}{_near(loc[-1], owner.model_fields)}."
-    message = str(problem["msg"]).removeprefix("Value error, ")
-    message = message[:1].lower() + message[1:]
-    return f"{at}: {key + ': ' if key else ''}{message}."
-
-
-def _line_of(document: Any, loc: tuple[Any, ...]) -> int | None:
-    """The line of a key in what ruamel read, counted from 1; of the nearest enclosing key where it is missing."""
-    line: int | None = None
-    node: Any = document
-    for part in loc:
-        try:
-            lines = node.lc
-            mark = lines.key(part) if isinstance(node, Mapping) else lines.item(part)
-            line, node = mark[0] + 1, node[part]
-        except (KeyError, IndexError, TypeError, AttributeError):
-            break
-    return line
-
-
-def _near(name: str, names: Any) -> str:
-    near = difflib.get_close_matches(name, list(names), n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(names)}"
+_BELOW: dict[str, type[Settings]] = {"sources": Wish, "weights": Wish, "phases": Phase, "unimax": UniMax}

@@ -6,7 +6,7 @@
 
 A document longer than a window is cut into windows that overlap by one token, so that no target is lost; what is left
 of it, and every shorter document, is a piece. Pieces go, the longest first, each into the window with the least room
-that still holds it (Ding et al. 2024, "Fewer truncations improve language modeling", section 3). That is done in
+that still holds it (Ding et al. 2024, "Fewer truncations improve language modeling"). That is done in
 groups of GROUP_PIECES consecutive pieces, so that the memory it needs, beside the result, does not grow; the same
 documents give the same windows on every machine. What stays free at the end of a window is padding.
 

@@ -12,7 +12,7 @@ the next window. A source of t tokens has (t - 1) // seq_len windows. Weights co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -44,6 +44,7 @@ class SourceSize:
 
     tokens: int  # of the training split, end-of-text tokens included
     utf8_bytes: int | None = None  # of the texts
+    digest: str = ""  # of the token shards
     packing: Packing | None = None  # best_fit: what lies in each window
 
     def windows(self, seq_len: int) -> int:
@@ -106,9 +107,9 @@ class Plan:
     seed: int
     sizes: Mapping[str, SourceSize]  # the sources in use, in the mixture's order
     specs: tuple[PhaseSpec, ...]
-    used: Mapping[str, int] = field(default_factory=dict)  # windows that an earlier run has consumed
+    used: Mapping[str, int] = field(default_factory=dict)  # windows that earlier runs have consumed
+    continued: Any = None  # Consumption that `used` is from
     notes: tuple[str, ...] = ()  # what was computed on the way: temperature, UniMax
-    content: str = ""  # digest of the token shards
     tokens: Any = field(default=None, repr=False, compare=False)  # TokenSet; needed to load, not to plan
 
     @property
@@ -137,18 +138,33 @@ class Plan:
     @cached_property
     def hash(self) -> str:
         """32 hex digits. The order of the windows and the content of the sources follow from what goes in here."""
-        return xxhash.xxh3_128_hexdigest(orjson.dumps(self._identity()))
+        return _digest_of(self._identity([steps_of(spec) for spec in self.specs]))
 
-    def _identity(self) -> list[Any]:
-        steps = [steps_of(spec) for spec in self.specs]
+    def prefix_hash(self, position: int) -> str:
+        """Identity of the first `position` windows alone: plans with the same give the same windows up to there.
+
+        The other way round it may differ without need. It stays when a phase, or budget in a last phase of constant
+        weights, is added: so it is what a checkpoint compares to go on with a longer plan.
+        """
+        parts: list[Any] = []
+        begin = 0
+        for spec in self.specs:
+            if begin >= position:
+                break
+            steps = steps_of(spec)
+            endless = len(steps.lengths) == 1 and steps.exact is None and begin + spec.windows >= position
+            parts.append(Steps((1,), steps.weights) if endless else steps)
+            begin += spec.windows
+        return _digest_of([*self._identity(parts), position])
+
+    def _identity(self, steps: Sequence[Steps]) -> list[Any]:
         return [
             PLAN_VERSION,
             self.seed,
             self.seq_len,
-            [[name, size.tokens, self.used.get(name, 0)] for name, size in self.sizes.items()],
-            [[step.lengths, step.weights.tolist(), step.exact] for step in steps],
             self.packing,
-            self.content,
+            [[name, size.tokens, size.digest, self.used.get(name, 0)] for name, size in self.sizes.items()],
+            [[step.lengths, step.weights.tolist(), step.exact] for step in steps],
         ]
 
     @property
@@ -293,11 +309,16 @@ class Plan:
             "totals": [vars(row) for row in self.totals()],
         }
 
-    def table(self) -> str:
-        """The plan as text of fixed width: one block a phase, one row a source."""
+    def table(self, learning_rate: Callable[[int], float] | None = None) -> str:
+        """The plan as text of fixed width: one block a phase, one row a source.
+
+        learning_rate: of the step after so many windows; shown for both ends of each phase.
+        """
         head = ("source", "weight", "windows", "tokens", "MB of text", "epochs", "unseen", "runs out at")
         rows: list[tuple[str, ...]] = []
-        blocks: list[tuple[str, Sequence[Row]]] = [(_title(phase, self.seq_len), phase.rows) for phase in self.phases]
+        blocks: list[tuple[str, Sequence[Row]]] = [
+            (_title(phase, self.seq_len, learning_rate), phase.rows) for phase in self.phases
+        ]
         if len(self.phases) > 1:
             blocks.append((f"run: {self.budget_tokens:,} tokens", self.totals()))
         for title, block in blocks:
@@ -313,6 +334,10 @@ class Plan:
         ]
         lines += [row[0] if len(row) == 1 else _line(row, widths) for row in rows]
         return "\n".join(lines) + "\n"
+
+
+def _digest_of(values: list[Any]) -> str:
+    return xxhash.xxh3_128_hexdigest(orjson.dumps(values))
 
 
 def windows_in(tokens: int, seq_len: int) -> int:
@@ -349,8 +374,10 @@ def _sum(values: Sequence[int | None]) -> int | None:
     return sum(known) if len(known) == len(values) else None
 
 
-def _title(phase: PhasePlan, seq_len: int) -> str:
+def _title(phase: PhasePlan, seq_len: int, learning_rate: Callable[[int], float] | None) -> str:
     extra = (f", {phase.ramp} ramp" if phase.ramp != "step" else "") + (", anneal" if phase.anneal else "")
+    if learning_rate is not None:
+        extra += f", learning rate {learning_rate(phase.begin):.3g} to {learning_rate(phase.end - 1):.3g}"
     return f"phase {phase.name}: tokens {phase.begin * seq_len:,} to {phase.end * seq_len:,}{extra}"
 
 

@@ -6,53 +6,35 @@ value that can.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
+
+import xxhash
 
 from gristmill.mixtures.order import apportion
 from gristmill.mixtures.packing import best_fit
 from gristmill.mixtures.plan import MixtureError, PhaseSpec, Plan, SourceSize
+from gristmill.mixtures.read import near
 
 if TYPE_CHECKING:
     from gristmill.mixtures.mixture import Mixture, Phase, Wish
 
 
-@dataclass(frozen=True)
-class Consumption:
-    """What runs have used of each source, in windows of its order. A checkpoint carries it; forks share it."""
-
-    seq_len: int
-    seed: int
-    windows: Mapping[str, int]
-
-    @classmethod
-    def after(cls, plan: Plan, position: int) -> Consumption:
-        """What has been used when a run of `plan` stops at a position."""
-        return cls(plan.seq_len, plan.seed, {**plan.used, **plan.consumed(position)})
-
-    def for_plan(self, seq_len: int, seed: int) -> Mapping[str, int]:
-        """The windows used, for a plan that must have the same windows in the same order. Raises MixtureError."""
-        for what, theirs, ours in (("seq_len", self.seq_len, seq_len), ("seed", self.seed, seed)):
-            if theirs != ours:
-                raise MixtureError(
-                    f"The run to continue from has {what} {theirs}, this plan {what} {ours}: their windows are not the "
-                    f"same, so what was used cannot be left out. Plan with {what}={theirs}."
-                )
-        return self.windows
-
-
-def sizes_of(tokens: Any) -> tuple[dict[str, SourceSize], str]:
-    """Sizes by source, and a digest of the content where `tokens` is a TokenSet ("" otherwise)."""
+def sizes_of(tokens: Any) -> dict[str, SourceSize]:
+    """What a plan has to know of the sources of a TokenSet, or of a mapping of sizes."""
     if hasattr(tokens, "sources"):
-        sizes = {
-            name: SourceSize(int(source.tokens), getattr(source, "utf8_bytes", None))
+        return {
+            name: SourceSize(source.tokens, source.utf8_bytes, _digest(source))
             for name, source in tokens.sources.items()
         }
-        return sizes, str(getattr(getattr(tokens, "manifest", None), "digest", ""))
-    return {name: size if isinstance(size, SourceSize) else SourceSize(int(size)) for name, size in tokens.items()}, ""
+    return {name: size if isinstance(size, SourceSize) else SourceSize(int(size)) for name, size in tokens.items()}
+
+
+def _digest(source: Any) -> str:
+    """Of the content of a source: the checksums of its shards, in order."""
+    return xxhash.xxh3_64_hexdigest("".join(shard.bin_xxh3 for shard in source.shards))
 
 
 def packed(mixture: Mixture, tokens: Any, sizes: Mapping[str, SourceSize], seq_len: int) -> dict[str, SourceSize]:
@@ -67,7 +49,7 @@ def packed(mixture: Mixture, tokens: Any, sizes: Mapping[str, SourceSize], seq_l
         if name in sizes:
             source = tokens.sources[name]
             packing = best_fit(source.bounds(0, source.tokens), source.tokens, seq_len)
-            out[name] = SourceSize(sizes[name].tokens, sizes[name].utf8_bytes, packing)
+            out[name] = replace(sizes[name], packing=packing)
     return out
 
 
@@ -100,9 +82,7 @@ def settle(
 
 def _size(mixture: Mixture, name: str, sizes: Mapping[str, SourceSize], seq_len: int) -> SourceSize:
     if name not in sizes:
-        near = difflib.get_close_matches(name, list(sizes), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(sizes) or 'none'}."
-        raise MixtureError(f"Mixture {mixture.name}: there are no tokens of source {name!r}; {hint}")
+        raise MixtureError(f"Mixture {mixture.name}: there are no tokens of source {name!r}{near(name, sizes)}")
     size = sizes[name]
     if size.windows(seq_len) == 0:
         raise MixtureError(

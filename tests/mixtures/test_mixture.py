@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gristmill.mixtures.consumption import Consumption
 from gristmill.mixtures.mixture import Mixture
 from gristmill.mixtures.plan import MixtureError, Plan, SourceSize, windows_in
-from gristmill.mixtures.wishes import Consumption, unimax
+from gristmill.mixtures.wishes import unimax
 
 SIZES = {"docs": SourceSize(4_000_000, 17_000_000), "readmes": 700_000, "code": 1_500_000}
 EXAMPLES = Path(__file__).parents[2] / "mixtures"
@@ -28,12 +31,47 @@ def mixture_of(text: str, folder: Path) -> Mixture:
 
 @pytest.mark.parametrize("name", ["docs_only", "blend", "curriculum"])
 @pytest.mark.parametrize("budget", [300_000, 600_000])
-def test_the_example_mixtures_plan(name: str, budget: int) -> None:
+def test_the_mixtures_of_the_demo_plan(name: str, budget: int) -> None:
     plan = Mixture.load(EXAMPLES / f"{name}.yaml").plan(SIZES, 256, budget, seed=1)
     assert plan.mixture == name
     assert plan.windows == budget // 256
     assert sum(row.windows for row in plan.totals()) == plan.windows
     assert plan.table().startswith(f"mixture {name}, plan {plan.hash}\n")
+
+
+LARGE = {  # tokens of a corpus of the size of Dolma 1.7
+    "web": 2_000_000_000_000,
+    "code": 410_000_000_000,
+    "papers": 70_000_000_000,
+    "forums": 90_000_000_000,
+    "books": 5_000_000_000,
+    "encyclopedia": 4_000_000_000,
+    "mathematics": 12_600_000_000,
+    "web_low": 800_000_000_000,
+    "web_mid": 700_000_000_000,
+    "web_high": 500_000_000_000,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "budget", "shares"),
+    [
+        ("single_source", None, {"web": 1.0}),
+        # Of 600e9 tokens the three small ones give four epochs, 20, 16 and 50.4; the other four a quarter of the rest.
+        ("unimax", 600_000_000_000, {"books": 20 / 600, "mathematics": 50.4 / 600, "papers": 513.6 / 4 / 600}),
+        ("anneal_quality", 200_000_000_000, {"web": 0.76, "mathematics": 0.025}),
+        ("quality_curriculum", 900_000_000_000, {"web_high": 0.3 * 0.2 + 0.5 * 0.45 + 0.2 * 0.9}),
+    ],
+)
+def test_the_other_examples_plan_at_their_size(name: str, budget: int | None, shares: dict[str, float]) -> None:
+    plan = Mixture.load(EXAMPLES / f"{name}.yaml").plan(LARGE, 2048, budget, seed=1)
+    weights = {row.source: row.weight for row in plan.totals()}
+    assert {source: weights[source] for source in shares} == pytest.approx(shares, abs=1e-6)
+
+
+def test_every_mixture_in_the_folder_is_tested() -> None:
+    tested = {"docs_only", "blend", "curriculum", "single_source", "unimax", "anneal_quality", "quality_curriculum"}
+    assert {path.stem for path in EXAMPLES.glob("*.yaml")} == tested
 
 
 def test_worked_example() -> None:
@@ -123,6 +161,15 @@ def test_unimax_never_repeats_more_than_it_may(sizes: list[int], cap: float, par
     assert not uncapped or max(counts.values()) - min(uncapped) <= 2
 
 
+def test_base_gives_what_is_not_said_here(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("name: b\nsources: {a: 1, b: 1}\nmax_epochs: 7\n", encoding="utf-8")
+    mixture = mixture_of("base: base.yaml\nname: m\nsources: {a: 3}\n", tmp_path)
+    assert mixture == Mixture(name="m", sources={"a": 3}, max_epochs=7)
+    (tmp_path / "base.yaml").write_text("base: other.yaml\n", encoding="utf-8")
+    with pytest.raises(MixtureError, match=r"base\.yaml has a base itself"):
+        mixture_of("base: base.yaml\nname: m\n", tmp_path)
+
+
 def test_hash_is_of_what_matters() -> None:
     mixture = Mixture(name="m", sources={"a": 1, "b": 1})
     plan = mixture.plan({"a": 1001, "b": 1001}, 10, 1000, seed=1)
@@ -176,7 +223,46 @@ def test_a_used_source_is_kept_in_the_books_of_a_fork_that_leaves_it_out() -> No
     sizes = {"a": 1001, "b": 501}
     trunk = Mixture(name="trunk", sources={"a": 0.5, "b": 0.5}).plan(sizes, 10, 400)
     fork = Mixture(name="f", sources={"a": 1}).plan(sizes, 10, 100, continue_from=Consumption.after(trunk, 40))
-    assert Consumption.after(fork, 10).windows == {"a": 30, "b": 20}
+    books = Consumption.after(fork, 10)
+    assert {name: use.windows for name, use in books.sources.items()} == {"a": 30, "b": 20}
+    assert Consumption.model_validate_json(books.model_dump_json()) == books
+
+
+def test_other_windows_cannot_be_continued_from(tokens: Any, make_tokens: Callable[..., Any]) -> None:
+    mixture = Mixture(name="m", sources={"docs": 1})
+    books = Consumption.after(mixture.plan(tokens, 10, 500), 50)
+    with pytest.raises(MixtureError, match="'docs' had 99 windows in the run to continue from and has 49 now"):
+        mixture.plan({"docs": 500}, 10, 100, continue_from=books)
+    shorter = make_tokens({"docs": [[300, 13, 87, 100], [249, 251]]})  # as many tokens, cut into other documents
+    with pytest.raises(MixtureError, match="'docs' has other token shards than in the run"):
+        mixture.plan(shorter, 10, 100, continue_from=books)
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 120), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_equal_prefix_hashes_mean_equal_windows(first: int, second: int, position: int, ramp: bool) -> None:
+    sizes, sources = {"a": 301, "b": 101}, {"a": 0.7, "b": 0.3}
+    plan = Mixture(name="m", sources=sources).plan(sizes, 10, first * 10)
+    phases = [
+        {"name": "x", "tokens": first * 10},
+        {"name": "y", "tokens": second * 10, "weights": {"b": 1}, "ramp": "linear" if ramp else "step"},
+    ]
+    longer = Mixture(name="m", sources=sources, max_epochs=99).plan(sizes, 10, (first + second) * 10)
+    phased = Mixture(name="m", sources=sources, max_epochs=99, phases=phases).plan(sizes, 10)
+    position = min(position, first + second)
+    for other in (longer, phased):
+        if position <= first:
+            assert other.prefix_hash(position) == plan.prefix_hash(position)
+            assert [other.locate(i) for i in range(position)] == [plan.locate(i) for i in range(position)]
+        assert other.prefix_hash(first) != other.prefix_hash(first - 1)
+    if position > first:
+        assert longer.prefix_hash(position) != phased.prefix_hash(position)
+
+
+def test_the_table_shows_the_learning_rate_at_each_boundary() -> None:
+    plan = Mixture.load(EXAMPLES / "curriculum.yaml").plan(SIZES, 256, 512_000)
+    table = plan.table(learning_rate=lambda window: 1e-3 * (1 - window / 2000))
+    assert "phase shift: tokens 256,000 to 409,600, linear ramp, learning rate 0.0005 to 0.0002" in table
 
 
 # --- refusals ---

@@ -35,8 +35,8 @@ def worst_error(order: Order, phases: list[Steps]) -> float:
 
 
 def test_permutation_is_a_bijection_for_every_size() -> None:
-    indices = {n: np.arange(n, dtype=np.int64) for n in range(1, 2001)}
-    for n, rank in indices.items():
+    for n in range(1, 5001):
+        rank = np.arange(n)
         epoch, window = np.empty(n, np.int64), np.empty(n, np.int64)
         kernels.windows_of(np.array([n * 7919], np.uint64), np.array([n]), np.zeros(n, np.int32), rank, epoch, window)
         assert not epoch.any()
@@ -79,7 +79,9 @@ def test_permutation_has_no_serial_correlation() -> None:
 @pytest.mark.parametrize("n", [2, 3, 10, 100, 1000])
 def test_places_are_uniform_over_keys(n: int) -> None:
     keys = 4000
-    places = np.bincount([permutation(epoch_key(source_key(s, "a"), 0), n, n // 2) for s in range(keys)], minlength=n)
+    places = np.bincount(
+        [kernels.permute(np.uint64(epoch_key(source_key(s, "a"), 0)), n, n // 2) for s in range(keys)], minlength=n
+    )
     expected = keys / n
     assert ((places - expected) ** 2 / expected).sum() < (n - 1) + 5 * (2 * (n - 1)) ** 0.5
 
@@ -190,17 +192,18 @@ def test_every_prefix_is_within_the_bound(part: int, monkeypatch: pytest.MonkeyP
         phases = random_phases(rng, k)
         monkeypatch.setattr("gristmill.mixtures.order.MIN_BLOCK_WINDOWS", int(rng.choice([64, 256, 4096])))
         order = Order([str(s) for s in range(k)], [10**6] * k, 0, phases)
-        error = worst_error(order, phases)
+        error = order.worst_error()
         assert error < BOUND, (seed, k, error)
-        assert order.worst_error() == pytest.approx(error, abs=1e-6)
+        if seed % 4 == 0:  # what measures it, measured
+            assert worst_error(order, phases) == pytest.approx(error, abs=1e-6)
         worst = max(worst, error)
-    assert worst < 1.2  # what was seen when this was written is 1.13: the bound has room
+    assert worst < 1.2  # 1.15 when this was written: the bound has room
 
 
 def test_bound_with_a_thousand_sources() -> None:
     rng = np.random.default_rng(8)
     phases = [Steps((4000,), quantise([(10 ** rng.uniform(-7, 0, 1000)).tolist()])) for _ in range(3)]
-    assert worst_error(Order([str(s) for s in range(1000)], [10**6] * 1000, 0, phases), phases) < BOUND
+    assert Order([str(s) for s in range(1000)], [10**6] * 1000, 0, phases).worst_error() < BOUND
 
 
 @given(st.integers(0, 2**32), st.integers(2, 30), st.data())
