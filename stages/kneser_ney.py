@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, Self
 
 import numpy as np
 
-from gristmill.stages.kernels import counting
+from gristmill.stages.kernels import counting, ngram_table
 from gristmill.stages.kernels.counting import BOS, FIRST_WORD, MAX_ORDER
 
 FALLBACK_DISCOUNTS = (0.5, 1.0, 1.5)  # lmplz --discount_fallback: D1, D2, D3+
@@ -148,9 +148,16 @@ class TokenFile:
             )
 
     def estimate(
-        self, path: str | Path, *, order: int, prune: Sequence[int] = (), max_memory_mb: float = 1_000
+        self,
+        path: str | Path,
+        *,
+        order: int,
+        prune: Sequence[int] = (),
+        max_memory_mb: float = 1_000,
+        table: str | Path | None = None,
     ) -> Estimate:
-        """Writes the model as an ARPA file to `path`. The same text gives the same bytes.
+        """Writes the model as an ARPA file to `path`, and to `table` as `load_table` reads it. The same text gives
+        the same bytes.
 
         prune: n-grams of order k that occur prune[k - 1] times or less are left out; the last value holds for the
         orders after it (as `lmplz --prune`). Raises ModelError when the settings or the text do not allow a model.
@@ -164,7 +171,9 @@ class TokenFile:
         _adjust(orders, scratch)
         discounts, fallback = _discounts(orders)
         kept = _interpolate(orders, discounts, thresholds, scratch)
-        self._write(Path(path), orders, kept)
+        self._write_arpa(Path(path), orders, kept)
+        if table is not None:
+            self._write_table(Path(table), orders, sum(kept))
         return Estimate(
             order=order,
             prune=thresholds,
@@ -241,12 +250,10 @@ class TokenFile:
         prefix, word, suffix, raw = (scratch.read(path, np.int32) for path in paths) if files else parts[0]
         return _Order(prefix, word, suffix, raw, with_bos=int(np.searchsorted(prefix, below.with_bos)))
 
-    def _write(self, path: Path, orders: list[_Order], kept: list[int]) -> None:
+    def _write_arpa(self, path: Path, orders: list[_Order], kept: list[int]) -> None:
         longest = int(np.diff(self.word_ends[: self.words], prepend=0).max())
         out = np.empty(max(_ARPA_BUFFER, 64 + MAX_ORDER * (longest + 2)), np.uint8)
-        padding = [np.zeros(0, np.int32)] * (MAX_ORDER - len(orders))
-        prefixes = tuple([o.prefix for o in orders] + padding)
-        words = tuple([o.word for o in orders] + padding)
+        prefixes, words = _columns(orders)
         with open(path, "wb") as file:
             file.write(b"\\data\\\n" + b"".join(b"ngram %d=%d\n" % (k + 1, n) for k, n in enumerate(kept)) + b"\n")
             for k, grams in enumerate(orders):
@@ -259,6 +266,33 @@ class TokenFile:
                     file.write(out[:n].data)
                 file.write(b"\n")
             file.write(b"\\end\\\n")
+
+    def _write_table(self, path: Path, orders: list[_Order], ngrams: int) -> None:
+        prefixes, words = _columns(orders)
+        keys = ngram_table.word_keys(self.word_bytes, self.word_ends, self.words)
+        shape = (ngram_table.slots(ngrams), 2)
+        entries = np.asarray(np.lib.format.open_memmap(path, "w+", np.uint64, shape))  # zeros; a file, not memory
+        for k, grams in enumerate(orders):
+            ngram_table.enter(
+                k + 1, prefixes, words, grams.prob, grams.backoff, keys, entries, entries.view(np.float32)
+            )
+
+
+def _columns(orders: list[_Order]) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
+    """prefix and word of every order, as the kernels take them: MAX_ORDER arrays each."""
+    padding = [np.zeros(0, np.int32)] * (MAX_ORDER - len(orders))
+    return tuple([o.prefix for o in orders] + padding), tuple([o.word for o in orders] + padding)
+
+
+def load_table(path: str | Path) -> np.ndarray:
+    """A table that `estimate` wrote -> (slots, 2) uint64, mapped. Raises ModelError where it cannot be read."""
+    try:
+        table = np.load(path, mmap_mode="r")
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}. Delete the model's folder and train it again.") from error
+    if table.ndim != 2 or table.shape[1] != 2 or table.dtype != np.uint64 or table.shape[0] & (table.shape[0] - 1):
+        raise ModelError(f"{path} is not the table of a language model. Delete the model's folder and train it again.")
+    return np.asarray(table)
 
 
 def load_arpa(path: str | Path) -> Any:

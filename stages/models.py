@@ -10,7 +10,8 @@
 an iterable of string arrays, or of record batches with `text` and `language`. `train` writes into a local folder:
 
     model.json                  what the model is, and the percentiles of its scores; stages read it
-    lm.arpa, <language>.arpa    KenLM
+    lm.arpa, <language>.arpa    the language model for KenLM, and other programs
+    lm.npy, <language>.npy      the same, as the stage maps it
     model.bin                   fastText
 
 and returns the card: JSON-able, with the data and its hash, settings, sizes, seconds, and how the model does on

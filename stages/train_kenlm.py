@@ -17,8 +17,8 @@ from pydantic import Field
 
 from gristmill.stages.documents import Settings
 from gristmill.stages.kernels.normalise import Pieces
-from gristmill.stages.kneser_ney import ModelError, TokenFile, load_arpa
-from gristmill.stages.perplexity import ANY_LANGUAGE, ARPA_FILE, FORMAT, perplexity_of, score_lines
+from gristmill.stages.kneser_ney import ModelError, TokenFile, load_table
+from gristmill.stages.perplexity import ANY_LANGUAGE, ARPA_FILE, FORMAT, TABLE_FILE, perplexity_of, score_lines
 from gristmill.stages.training import Selection, Texts, arrays, card, documents, held_out, write_description
 
 MIN_TOKENS = 1_000  # of the training text; under it a model knows nothing
@@ -60,11 +60,11 @@ class KenLM(Settings):
             finally:
                 for corpus in corpora.values():
                     corpus.tokens.close()
-        loaded = {language: load_arpa(folder / entry["file"]) for language, entry in models.items()}
-        unseen = {language: _score(loaded[language], corpora[language].held_out) for language in models}
+        loaded = {language: load_table(folder / entry["table"]) for language, entry in models.items()}
+        unseen = {language: _score(loaded[language], self.order, corpora[language].held_out) for language in models}
         samples = {language: unseen[language][0] for language in models}
         if self.sample is not None:
-            samples = _score_sample(loaded, texts["sample"], self.per_language)
+            samples = _score_sample(loaded, self.order, texts["sample"], self.per_language)
         for language, entry in models.items():
             values = samples[language]
             entry["percentiles"] = [float(x) for x in np.percentile(values, np.arange(101))] if len(values) else []
@@ -91,11 +91,17 @@ class KenLM(Settings):
                     "needed. Look at what the selection names, and at how many documents reach it."
                 )
             name = f"{language}.arpa" if language else ARPA_FILE
+            table = f"{language}.npy" if language else TABLE_FILE
             estimate = corpus.tokens.estimate(
-                folder / name, order=self.order, prune=self.prune, max_memory_mb=self.max_memory_mb
+                folder / name,
+                order=self.order,
+                prune=self.prune,
+                max_memory_mb=self.max_memory_mb,
+                table=folder / table,
             )
             models[language] = {
-                "file": name,
+                "arpa": name,
+                "table": table,
                 "documents": corpus.documents,
                 "bytes": corpus.bytes,
                 "xxh3": corpus.digest.hexdigest(),
@@ -147,19 +153,21 @@ def _by_language(texts: Texts, per_language: bool) -> Iterator[tuple[str, pa.Arr
             yield language, item["text"].filter(pc.equal(languages, language))
 
 
-def _score(model: Any, parts: list[Pieces]) -> tuple[np.ndarray, float | None]:
+def _score(table: np.ndarray, order: int, parts: list[Pieces]) -> tuple[np.ndarray, float | None]:
     """Perplexity of each document with pieces, and of all of them as one text."""
-    scored = [(pieces, score_lines(model, pieces)) for pieces in parts]
+    scored = [(pieces, score_lines(table, order, pieces)) for pieces in parts]
     values = np.concatenate([np.zeros(0), *(perplexity_of(sums, pieces) for pieces, sums in scored)])
     total = sum(float(sums.sum()) for _, sums in scored)
     predicted = sum(int((pieces.pieces + pieces.lines).sum()) for pieces, _ in scored)
     return values[~np.isnan(values)], 10.0 ** (-total / predicted) if predicted else None
 
 
-def _score_sample(loaded: Mapping[str, Any], texts: Texts, per_language: bool) -> dict[str, np.ndarray]:
+def _score_sample(
+    loaded: Mapping[str, np.ndarray], order: int, texts: Texts, per_language: bool
+) -> dict[str, np.ndarray]:
     """Perplexities of the sample's documents, by language."""
     found: dict[str, list[np.ndarray]] = {language: [np.zeros(0)] for language in loaded}
     for language, array in _by_language(texts, per_language):
         if language in loaded:
-            found[language].append(_score(loaded[language], [Pieces(array)])[0])
+            found[language].append(_score(loaded[language], order, [Pieces(array)])[0])
     return {language: np.concatenate(parts) for language, parts in found.items()}

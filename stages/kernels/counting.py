@@ -22,6 +22,21 @@ _RADIX_BITS = 11
 
 
 @njit(inline="always")
+def piece_key(data, p, end):  # type: ignore[no-untyped-def]
+    """The piece at data[p:], up to a space, a newline or `end` -> (64 bits of hash, never 0; the index after it)."""
+    q = p
+    h = uint64(0)
+    while q < end:
+        b = load8(data, q)
+        if b == uint8(32) or b == uint8(10):
+            break
+        h = (h ^ uint64(b)) * uint64(0x100000001B3)
+        q += 1
+    h = mix64(h ^ (uint64(q - p) << uint64(56)))
+    return (uint64(1) if h == uint64(0) else h), q
+
+
+@njit(inline="always")
 def _slot(hashes, key):  # type: ignore[no-untyped-def]
     """Where `key` is in the open-addressed table, or the empty slot where it belongs."""
     mask = hashes.shape[0] - 1
@@ -58,17 +73,8 @@ def encode_lines(data, start, end, hashes, table_ids, n_words, word_bytes, word_
         out[o] = BOS
         o += 1
         while p < end and load8(data, p) != uint8(10):
-            q = p
-            h = uint64(0)
-            while q < end:
-                b = load8(data, q)
-                if b == uint8(32) or b == uint8(10):
-                    break
-                h = (h ^ uint64(b)) * uint64(0x100000001B3)
-                q += 1
+            key, q = piece_key(data, p, end)
             if q > p:
-                key = mix64(h ^ (uint64(q - p) << uint64(56)))
-                key = uint64(1) if key == uint64(0) else key
                 s = _slot(hashes, key)
                 if hashes[s] == uint64(0):
                     hashes[s] = key

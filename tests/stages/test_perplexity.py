@@ -13,6 +13,7 @@ import pytest
 import scipy
 from pydantic import ValidationError
 
+from gristmill.stages.kernels import ngram_table
 from gristmill.stages.kneser_ney import ModelError
 from gristmill.stages.models import KenLM, Selection
 from gristmill.stages.perplexity import Perplexity, load_models, percentile_of
@@ -61,24 +62,29 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def uniform(tmp_path):
-    """A model of three words, each as likely as the end of a line: 1/4, whatever stands before."""
-    arpa = ["\\data\\", "ngram 1=6", "ngram 2=1", "", "\\1-grams:"]
-    arpa += [f"{p}\t{w}\t0" for w, p in (("<unk>", -2), ("<s>", -99), ("</s>", -0.60206), ("a", -0.60206))]
-    arpa += [f"-0.60206\t{w}\t0" for w in "bc"] + ["", "\\2-grams:", "-0.60206\ta b", "", "\\end\\", ""]
-    (tmp_path / "lm.arpa").write_text("\n".join(arpa))
-    entry = {"file": "lm.arpa", "percentiles": [float(x) for x in range(2, 103)]}
-    (tmp_path / "model.json").write_text(json.dumps({"kind": "kenlm", "format": 1, "languages": {"": entry}}))
+    """A model of three words, each as likely as the end of a line: 1/4, whatever stands before; 1/100 for others."""
+    text, ends = np.frombuffer(b"<unk><s></s>abc", np.uint8).copy(), np.array([5, 8, 12, 13, 14, 15], np.int64)
+    prob = np.array([0.01, 0, 0.25, 0.25, 0.25, 0.25], np.float32)
+    table = np.zeros((ngram_table.slots(6), 2), np.uint64)
+    nothing = np.zeros(0, np.int32)
+    words = (np.arange(6, dtype=np.int32), *[nothing] * 5)
+    keys = ngram_table.word_keys(text, ends, 6)
+    ngram_table.enter(1, words, words, prob, np.ones(6, np.float32), keys, table, table.view(np.float32))
+    np.save(tmp_path / "lm.npy", table)
+    entry = {"table": "lm.npy", "percentiles": [float(x) for x in range(2, 103)]}
+    description = {"kind": "kenlm", "format": 1, "order": 2, "languages": {"": entry}}
+    (tmp_path / "model.json").write_text(json.dumps(description))
     return str(tmp_path)
 
 
 def test_worked_example(uniform):
-    """`A b` and `c`: two lines, three words and two line ends of 1/4 each: 4. One unknown word of four: 10 ^ (2 +
-    3 * 0.60206) / 5 ... 4 words and an end: (2 + 4 * 0.60206) / 5 in log10."""
+    """`A b` and `c`: two lines, three words and two line ends of 1/4 each: 4. `a z b c`: three words and the end at
+    1/4, one unknown at 1/100: the fifth root of 4^4 * 100."""
     result = Perplexity(model=uniform)(batch(["A b\n\nc\n", "a z b c", "  \n"]))
     assert result.dropped.num_rows == 0
     found = result.kept["perplexity.perplexity"].to_pylist()
     assert found[0] == pytest.approx(4, rel=1e-5)
-    assert found[1] == pytest.approx(10 ** ((2 + 4 * 0.60206) / 5), rel=1e-5)
+    assert found[1] == pytest.approx((4**4 * 100) ** 0.2, rel=1e-5)
     assert found[2] is None
     assert result.kept["perplexity.percentile"].to_pylist()[0] == pytest.approx(2, abs=1e-4)  # percentile 2 is 4.0
     assert result.kept["perplexity.bucket"].to_pylist() == ["head", "head", "all"]
@@ -151,7 +157,7 @@ def test_shuffled_words_are_more_surprising(trained):
 
 def test_card_and_files(trained):
     folder, card, _ = trained
-    assert sorted(p.name for p in folder.iterdir()) == ["lm.arpa", "model.json"]
+    assert sorted(p.name for p in folder.iterdir()) == ["lm.arpa", "lm.npy", "model.json"]
     entry = card["languages"][""]
     assert entry["documents"] + entry["held_out"]["documents"] == pytest.approx(len(prose(3_000_000)) * 0.75, abs=2)
     assert 0.02 < entry["held_out"]["documents"] / entry["documents"] < 0.09
@@ -193,7 +199,7 @@ def test_one_model_for_each_language(tmp_path):
     card = KenLM(text=Selection(), per_language=True, min_language_bytes=1_000).train({"text": [texts]}, tmp_path)
     assert sorted(card["languages"]) == ["en", "it"]
     assert card["languages_skipped"] == {"de": 5}
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["en.arpa", "it.arpa", "model.json"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["en.arpa", "en.npy", "it.arpa", "it.npy", "model.json"]
     stage = Perplexity(model=str(tmp_path), max_perplexity=500)
     result = stage(batch([english[0], "uno due tre quattro", "uno due tre quattro", "ja"], ["en", "it", "en", "ja"]))
     assert result.kept["doc_id"].to_pylist() == ["0", "1", "3"]
@@ -241,12 +247,15 @@ def test_models_that_cannot_be_read(tmp_path, uniform):
         (Path(uniform) / "model.json").write_text(content)
         with pytest.raises(ModelError, match=message):
             load_models.__wrapped__(uniform)
-    (tmp_path / "bad").mkdir()
-    (tmp_path / "bad" / "lm.arpa").write_text("no model\n")
-    entry = {"file": "lm.arpa", "percentiles": []}
-    (tmp_path / "bad" / "model.json").write_text(json.dumps({"kind": "kenlm", "format": 1, "languages": {"": entry}}))
-    with pytest.raises(ModelError, match="KenLM cannot read this model"):
-        Perplexity(model=str(tmp_path / "bad"))(batch(["a"]))
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    languages = {"": {"table": "lm.npy", "percentiles": []}}
+    (bad / "model.json").write_text(json.dumps({"kind": "kenlm", "format": 1, "order": 2, "languages": languages}))
+    with pytest.raises(ModelError, match=r"lm\.npy cannot be read"):
+        Perplexity(model=str(bad))(batch(["a"]))
+    np.save(bad / "lm.npy", np.zeros((3, 2), np.uint64))
+    with pytest.raises(ModelError, match="is not the table of a language model"):
+        Perplexity(model=str(bad))(batch(["a"]))
 
 
 def test_batches_do_not_matter_and_the_stage_travels(trained):
