@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from gristmill.pipelines.tables import console
 from gristmill.stages.settings_file import SettingsError
 
 app = typer.Typer(
@@ -94,7 +95,7 @@ def status(run_folder: RunArgument, as_json: JsonOption = False) -> None:
     if as_json:
         print(statuses.as_json(rows))
     else:
-        Console().print(status_table(rows))
+        console().print(status_table(rows))
 
 
 @app.command(epilog=example("gristmill inspect out/demo/run --reason too_few_words -n 3"))
@@ -128,7 +129,7 @@ def inspect(
     if as_json:
         sys.stdout.write(inspection.as_json_lines(found))
     else:
-        inspection.render(found, Console())
+        inspection.render(found, console())
 
 
 @app.command(epilog=example("gristmill report out/demo/run"))
@@ -178,6 +179,7 @@ _add_training_verbs()
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command line; every error that a user can mend is one message, without a traceback."""
+    signal.signal(signal.SIGTERM, _stop)
     try:
         app(args=arguments, standalone_mode=True)
     except KeyboardInterrupt:
@@ -189,6 +191,11 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         print(error, file=sys.stderr)
         raise SystemExit(code) from None
+
+
+def _stop(_signal: int, _frame: object) -> None:
+    """SIGTERM ends like Ctrl-C: workers and training processes are stopped too, and nothing half-written stays."""
+    raise KeyboardInterrupt
 
 
 def _exit_code(error: Exception) -> int | None:

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import orjson
 import typer
-from rich.console import Console
 
 TokensOption = Annotated[
     str, typer.Option("--tokens", help="Folder of token shards: `tokens` in a run.", metavar="DIR")
@@ -93,7 +92,7 @@ def ablate(
     """Train one model per mixture and seed, score them, and rank the mixtures with intervals."""
     from gristmill.pipelines.ablation import ranking_rows, run_ablation
     from gristmill.pipelines.progress import Display
-    from gristmill.pipelines.tables import plain_table
+    from gristmill.pipelines.tables import console, plain_table
 
     folder = out or str(Path(tokens.rstrip("/")).parent / "ablation")
     with Display(as_json=as_json) as display:
@@ -102,7 +101,7 @@ def ablate(
         print(orjson.dumps({"event": "result", "ranking": ranking}).decode())
         return
     columns, rows, verdicts = ranking_rows(ranking)
-    console = Console()
-    console.print(plain_table("Ranking", columns, rows))
+    shown = console()
+    shown.print(plain_table("Ranking", columns, rows))
     for line in verdicts:
-        console.print(line, highlight=False)
+        shown.print(line, highlight=False)

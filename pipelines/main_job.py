@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from rich.console import Console
 
 from gristmill.pipelines import recipe as recipes
 from gristmill.pipelines.listing import frozen
@@ -18,7 +17,7 @@ from gristmill.pipelines.progress import Display
 from gristmill.pipelines.recipe import Recipe, RecipeError
 from gristmill.pipelines.report.write import write_report
 from gristmill.pipelines.run import Options, pieces_left, run
-from gristmill.pipelines.tables import funnel_table, plain_table
+from gristmill.pipelines.tables import console, funnel_table, plain_table
 from gristmill.stages.shards import exists, join
 
 
@@ -71,16 +70,16 @@ def _show(folder: str, report: str, ranking: dict[str, Any] | None, *, as_json: 
         result = {"event": "result", "run": folder, "report": report, "funnel": [asdict(r) for r in rows]}
         sys.stdout.buffer.write(orjson.dumps({**result, "ranking": ranking}) + b"\n")
         return
-    console = Console()
-    console.print(funnel_table(rows))
+    shown = console()
+    shown.print(funnel_table(rows))
     if ranking is not None:
         from gristmill.pipelines.ablation import ranking_rows
 
         columns, shown, verdict = ranking_rows(ranking)
-        console.print(plain_table("Ranking", columns, shown))
+        shown.print(plain_table("Ranking", columns, shown))
         for line in verdict:
-            console.print(line, highlight=False)
-    console.print(f"Report: {report}", highlight=False)
+            shown.print(line, highlight=False)
+    shown.print(f"Report: {report}", highlight=False)
 
 
 def dry_run(recipe_path: str, out: str | None, options: Options, *, as_json: bool) -> str:

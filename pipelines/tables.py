@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
 from gristmill.pipelines.open_run import FunnelRow
 from gristmill.pipelines.status import SegmentStatus
+
+
+def console() -> Console:
+    """Standard output; as wide as the terminal, or 120 columns where there is none."""
+    shown = Console()
+    return shown if shown.is_terminal else Console(width=120)
 
 
 def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
