@@ -75,8 +75,8 @@ def _show(folder: str, report: str, ranking: dict[str, Any] | None, *, as_json: 
     if ranking is not None:
         from gristmill.pipelines.ablation import ranking_rows
 
-        columns, shown, verdict = ranking_rows(ranking)
-        shown.print(plain_table("Ranking", columns, shown))
+        columns, ranked, verdict = ranking_rows(ranking)
+        shown.print(plain_table("Ranking", columns, ranked))
         for line in verdict:
             shown.print(line, highlight=False)
     shown.print(f"Report: {report}", highlight=False)
