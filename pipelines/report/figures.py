@@ -300,7 +300,10 @@ def _tokens(run: Run) -> dict[str, Any]:
 
 
 def lengths(run: Run, names: list[str]) -> dict[str, Any]:
-    """Documents by their number of tokens, in ranges that double, from the indexes of shards spread over the set."""
+    """Documents by their number of tokens, in ranges that double, from the indexes of shards spread over the set.
+
+    A column is named by the largest length in it.
+    """
     there = set(run.files(TOKENS, ".idx"))
     names = [name for name in names if f"{name}.idx" in there]
     chosen = [names[i] for i in spread(len(names), LENGTH_SHARDS)]
@@ -311,7 +314,7 @@ def lengths(run: Run, names: list[str]) -> dict[str, Any]:
         counts.update(dict(zip(powers.tolist(), found.tolist(), strict=True)))
     ranges = range(min(counts), max(counts) + 1) if counts else []
     return {
-        "columns": [(_range((1 << power >> 1) + 1, 1 << power), counts[power]) for power in ranges],
+        "columns": [(f"{1 << power:,}", counts[power]) for power in ranges],
         "shards": len(chosen),
         "of": len(names),
     }
