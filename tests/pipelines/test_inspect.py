@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from gristmill.pipelines.inspect import Filter, as_json_lines, inspect, pick, render, spread, visible
+from gristmill.pipelines.inspect import Filter, as_json_lines, inspect, own_measures, pick, render, spread, visible
 from gristmill.pipelines.open_run import RunError, open_run
 
 sys.path.append(str(Path(__file__).parent))
@@ -140,6 +140,16 @@ def test_terminals_get_no_commands_from_documents(run):
     assert "fake_language: unsure_language" in text
     assert "<U+001B>[2J<U+001B>]0;owned<U+0007> evil <U+202E>txt" in text
     assert "\x1b" not in text
+
+
+def test_the_measures_of_the_stage_that_dropped_it_are_shown(run):
+    (found,) = inspect(run, reason="too_few_words", n=1)
+    assert set(own_measures(found)) == {"fake_quality.words", "fake_quality.mean_word_length"}
+    (language,) = inspect(run, reason="unsure_language", n=1)
+    assert set(own_measures(language)) == {"language_score"}  # in a column of no stage's name
+    (kept,) = inspect(run, kept=True, n=1)
+    assert set(own_measures(kept)) == set(kept["measures"]) > {"language_score"}
+    assert "language_score" not in rendered([found])
 
 
 def test_markup_of_the_terminal_library_is_text(run):

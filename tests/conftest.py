@@ -151,3 +151,19 @@ def recipe_file(crawl: Path, tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return make
+
+
+@pytest.fixture(scope="session")
+def finished_run(recipe_text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small recipe, run to its end in one process. Tests that change it copy it first."""
+    from gristmill.pipelines import recipe as recipes
+    from gristmill.pipelines.progress import Display
+    from gristmill.pipelines.run import Options, run
+
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "small.yaml").write_text(recipe_text)
+    with Display() as display:
+        outcome = run(recipes.load(folder / "small.yaml"), str(folder / "run"), Options(debug=True), display)
+    assert outcome.found == 0
+    assert outcome.done > 20
+    return folder / "run"
