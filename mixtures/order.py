@@ -41,6 +41,7 @@ from gristmill.mixtures.kernels import ONE
 BOUND = 1.5  # windows between what a source has had and what its weights say, at every prefix of the run
 Value = TypeVar("Value")
 MASK64 = (1 << 64) - 1
+MAX_WINDOWS = 1 << 39  # the kernels' products stay exact up to twice as many
 KEPT_STATES = 1024  # of k int64 each
 KEPT_BLOCKS = 8
 MIN_BLOCK_WINDOWS = 4096  # part of the order: the state at the end of a block is settled before what is in it
@@ -123,6 +124,11 @@ class Order:
         used: Sequence[int] | None = None,
     ) -> None:
         """windows: how many each source has. used: how many of them, in its order, an earlier run has consumed."""
+        self.windows = sum(steps.windows for steps in phases)  # of the whole run
+        if self.windows > MAX_WINDOWS:
+            raise ValueError(
+                f"A run of {self.windows:,} windows; an order has at most {MAX_WINDOWS:,}. Use longer windows."
+            )
         self.sources = tuple(sources)
         self.seed = seed
         self._windows = np.array(windows, dtype=np.int64)
@@ -142,7 +148,6 @@ class Order:
             begin += phase.windows
             low = phase.end if phase.end is not None else self._counts(len(self._phases) - 1, phase.windows)
         self._ends = low
-        self.windows = begin  # of the whole run
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_caches": _Caches()}
@@ -266,6 +271,8 @@ class Order:
                 low, high = self._state(p, local - half), self._state(p, local + half)
             state = np.empty(len(self.sources), np.int64)
             kernels.state(*_arrays(phase), local, phase.begin + local, low, high, state)
+            assert (state >= low).all()
+            assert not len(high) or (state <= high).all()
             cached = self._caches.states.keep((p, local), state)
         return cached
 

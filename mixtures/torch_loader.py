@@ -5,16 +5,32 @@
         loss = model(batch["tokens"][:, :-1], targets=batch["targets"])
         state = batch["next_window"]                                    # all there is to save
 
-    data = WindowDataset(plan)                                          # len(plan.windows), random access by position
-    for batch in DataLoader(data, batch_size=8, sampler=range(state, plan.windows)): ...
+    data = WindowDataset(plan, start_window=state)                      # random access, from `state` on
+    for batch in DataLoader(data, batch_size=8): ...
 
-The order is the plan's: give no shuffling sampler. Of a plan that many processes share, the map-style data set is for
+The order is the plan's: give no shuffling sampler. Where many processes share a plan, the map-style data set is for
 trainers that split positions among ranks themselves; `BatchStream` splits them as `loader.Loader` says.
+
+In other trainers:
+
+    # a loop like nanoGPT's: in place of get_batch("train")
+    stream = iter(DataLoader(BatchStream(plan, rank, world_size, batch_windows, start), batch_size=None, num_workers=1))
+    batch = next(stream); X, Y = batch["tokens"][:, :-1], batch["targets"]      # cross_entropy(ignore_index=-100)
+
+    # Hugging Face's Trainer, which shuffles unless told otherwise and shifts the labels itself
+    class InOrder(Trainer):
+        def _get_train_sampler(self, *_): return SequentialSampler(self.train_dataset)
+    InOrder(model, TrainingArguments(..., remove_unused_columns=False), train_dataset=WindowDataset(plan, start),
+            data_collator=hugging_face_batch).train()
+
+    # torchtitan and others that take an iterable of (inputs, labels)
+    for batch in BatchStream(plan, dp_rank, dp_degree, batch_windows, start):
+        yield {"input": batch["tokens"][:, :-1]}, batch["targets"]
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,16 +81,26 @@ class BatchStream(IterableDataset):
 
 
 class WindowDataset(Dataset):
-    """Every window of the run by its position: tensors without the batch dimension."""
+    """Every window of the run from start_window on: tensors without the batch dimension."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.loader = Loader(plan)
+    def __init__(self, plan: Plan, start_window: int = 0) -> None:
+        self.loader = Loader(plan, start_window=start_window)
 
     def __len__(self) -> int:
-        return self.loader.plan.windows
+        return self.loader.plan.windows - self.loader.start_window
 
-    def __getitem__(self, position: int) -> dict[str, Any]:
-        if not 0 <= position < len(self):
-            raise IndexError(f"Position {position:,} is outside the run, which has {len(self):,} windows.")
-        item = as_tensors(self.loader.batch(position))
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"Window {index:,} is outside the data set, which has {len(self):,}.")
+        item = as_tensors(self.loader.batch(self.loader.start_window + index))
         return {name: value[0] if isinstance(value, torch.Tensor) else value for name, value in item.items()}
+
+
+def hugging_face_batch(items: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """Items of a WindowDataset as causal language models of transformers want them, which shift the labels themselves.
+
+    input_ids and labels: (n, seq_len + 1) int64; a label is IGNORED where it belongs to another document than the
+    token before it.
+    """
+    labels = torch.stack([torch.cat([item["tokens"][:1], item["targets"]]) for item in items])
+    return {"input_ids": torch.stack([item["tokens"] for item in items]), "labels": labels}

@@ -13,7 +13,7 @@ from gristmill.mixtures.plan import Plan
 torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader  # noqa: E402
 
-from gristmill.mixtures.torch_loader import IGNORED, BatchStream, WindowDataset  # noqa: E402
+from gristmill.mixtures.torch_loader import IGNORED, BatchStream, WindowDataset, hugging_face_batch  # noqa: E402
 
 
 @pytest.fixture
@@ -47,8 +47,54 @@ def test_map_style_is_random_access(plan: Plan) -> None:
     whole = np.concatenate([b.tokens for b in plan.loader(batch_windows=10)])
     assert len(data) == 50
     assert (data[17]["tokens"].numpy() == whole[17]).all()
-    batches = list(DataLoader(data, batch_size=8, sampler=range(20, 50)))
+    batches = list(DataLoader(WindowDataset(plan, start_window=20), batch_size=8))
     assert (torch.cat([b["tokens"] for b in batches]).numpy() == whole[20:]).all()
     assert batches[-1]["next_window"].tolist()[-1] == 50
-    with pytest.raises(IndexError, match="outside the run"):
+    with pytest.raises(IndexError, match="Window 50 is outside the data set, which has 50"):
         data[50]
+
+
+def test_hugging_face_trainer_trains_on_the_plan_in_order(plan: Plan, tmp_path: Any) -> None:
+    transformers = pytest.importorskip("transformers")
+    from torch.utils.data import SequentialSampler
+
+    seen: list[int] = []
+
+    class InOrder(transformers.Trainer):  # type: ignore[name-defined, misc]
+        def _get_train_sampler(self, *_: Any) -> SequentialSampler:
+            return SequentialSampler(self.train_dataset)
+
+    def collate(items: list[dict[str, Any]]) -> dict[str, Any]:
+        seen.extend(int(item["position"]) for item in items)
+        return hugging_face_batch(items)
+
+    config = transformers.LlamaConfig(
+        vocab_size=60_000, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
+    )
+    arguments = transformers.TrainingArguments(
+        str(tmp_path),
+        per_device_train_batch_size=4,
+        max_steps=3,
+        report_to=[],
+        save_strategy="no",
+        remove_unused_columns=False,
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    trainer = InOrder(
+        transformers.LlamaForCausalLM(config),
+        arguments,
+        train_dataset=WindowDataset(plan, start_window=5),
+        data_collator=collate,
+    )
+    result = trainer.train()
+    assert seen[:12] == list(range(5, 17))
+    assert result.global_step == 3
+
+
+def test_hugging_face_labels_are_the_targets_after_their_shift(plan: Plan) -> None:
+    data = WindowDataset(plan)
+    batch = hugging_face_batch([data[i] for i in range(6)])
+    assert batch["input_ids"].shape == batch["labels"].shape == (6, 17)
+    for i in range(6):
+        assert (batch["labels"][i, 1:] == data[i]["targets"]).all()
