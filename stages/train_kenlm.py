@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,8 @@ from gristmill.stages.kneser_ney import ModelError, TokenFile, load_table
 from gristmill.stages.perplexity import ANY_LANGUAGE, ARPA_FILE, FORMAT, TABLE_FILE, perplexity_of, score_lines
 from gristmill.stages.training import Selection, Texts, arrays, card, documents, held_out, write_description
 
+UNDETERMINED = "und"  # ISO 639-2; documents without a language are counted under it, and get no model
+_LANGUAGE = re.compile(r"[A-Za-z0-9_-]{1,35}")
 MIN_TOKENS = 1_000  # of the training text; under it a model knows nothing
 
 
@@ -81,7 +84,7 @@ class KenLM(Settings):
         skipped: dict[str, int] = {}
         for language in sorted(corpora):
             corpus = corpora[language]
-            if self.per_language and corpus.bytes < self.min_language_bytes:
+            if self.per_language and (corpus.bytes < self.min_language_bytes or language == UNDETERMINED):
                 skipped[language] = corpus.bytes
                 continue
             if corpus.tokens.tokens < MIN_TOKENS:
@@ -149,7 +152,10 @@ def _by_language(texts: Texts, per_language: bool) -> Iterator[tuple[str, pa.Arr
                 "that names this model."
             )
         languages = item["language"]
-        for language in sorted(languages.unique().drop_null().to_pylist()):
+        languages = pc.fill_null(languages, UNDETERMINED)
+        for language in sorted(languages.unique().to_pylist()):
+            if not _LANGUAGE.fullmatch(language):
+                raise ModelError(f"A document says that its language is {language!r}, which cannot name a file.")
             yield language, item["text"].filter(pc.equal(languages, language))
 
 

@@ -195,10 +195,10 @@ def test_a_sample_of_its_own_sets_the_percentiles(tmp_path, trained):
 
 def test_one_model_for_each_language(tmp_path):
     english, numbers = prose(150_000), ["uno due tre quattro cinque sei sette otto nove dieci\n" * 20] * 30
-    texts = batch(english + numbers + ["x y z"], ["en"] * len(english) + ["it"] * len(numbers) + ["de"])
+    texts = batch([*english, *numbers, "x y z", "q q"], ["en"] * len(english) + ["it"] * len(numbers) + ["de", None])
     card = KenLM(text=Selection(), per_language=True, min_language_bytes=1_000).train({"text": [texts]}, tmp_path)
     assert sorted(card["languages"]) == ["en", "it"]
-    assert card["languages_skipped"] == {"de": 5}
+    assert card["languages_skipped"] == {"de": 5, "und": 3}
     assert sorted(p.name for p in tmp_path.iterdir()) == ["en.arpa", "en.npy", "it.arpa", "it.npy", "model.json"]
     stage = Perplexity(model=str(tmp_path), max_perplexity=500)
     result = stage(batch([english[0], "uno due tre quattro", "uno due tre quattro", "ja"], ["en", "it", "en", "ja"]))
@@ -209,6 +209,8 @@ def test_one_model_for_each_language(tmp_path):
         stage(batch(["a"]))
     with pytest.raises(ModelError, match="needs documents with a column `language`"):
         KenLM(text=Selection(), per_language=True).train({"text": [pa.array(english)]}, tmp_path)
+    with pytest.raises(ModelError, match=r"its language is '\.\./x', which cannot name a file"):
+        KenLM(text=Selection(), per_language=True).train({"text": [batch(["a"], ["../x"])]}, tmp_path)
     with pytest.raises(ModelError, match=r"no language has 2,000,000 bytes: \{'de': 5, 'en': "):
         KenLM(text=Selection(), per_language=True).train({"text": [texts]}, tmp_path)
 
