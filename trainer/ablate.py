@@ -33,7 +33,7 @@ from gristmill.trainer.config import RUN_FILE, Run, TrainConfig, TrainError
 from gristmill.trainer.feed import open_feed
 from gristmill.trainer.launch import Outcome, finished, run
 from gristmill.trainer.ranking import Ranking, RunRow, rank
-from gristmill.trainer.score import Scores
+from gristmill.trainer.score import Scores, held_out
 
 RANKING_FILE = "ranking.json"
 OnEvent = Callable[[dict[str, Any]], None]
@@ -97,8 +97,7 @@ def plan_runs(ablation: Ablation, tokens_folder: str, out: str) -> list[Planned]
     TokenError, and TrainError where two mixtures share a name or nothing is held out.
     """
     tokens = TokenSet.open(tokens_folder)
-    if not any(held.tokens for held in tokens.holdout.values()):
-        raise TrainError(f"{tokens_folder}: no held-out documents, so no run could be scored. Tokenize with a holdout.")
+    held_out(tokens, ablation.train)
     names: dict[str, str] = {}
     for path in ablation.mixtures:
         name = Mixture.load(path).name

@@ -128,7 +128,8 @@ class TrainConfig(Settings):
     checkpoint_every: int = Field(default=100, ge=0)  # steps; 0: only the last
     keep_last: int = Field(default=2, ge=1)  # checkpoints
     eval_every: int = Field(default=0, ge=0)  # steps between held-out scores; 0: only after the last step
-    eval_bytes: int = Field(default=200_000, ge=0)  # of held-out text a source, the first that fit; 0: everything
+    eval_bytes: int = Field(default=200_000, ge=0)  # of held-out text a source; 0: everything
+    eval_document_bytes: int = Field(default=0, ge=0)  # of one document, from its beginning; 0: whole documents
     max_skipped: int = Field(default=5, ge=0)  # steps with a loss that is no number, before the run stops
     max_restarts: int = Field(default=3, ge=0)  # of the group, after a rank died
     tensorboard: bool = False
@@ -172,7 +173,18 @@ class TrainConfig(Settings):
 # Settings that change where and how often something is written, never the trained weights or the scores.
 BYSTANDERS = {"checkpoint_every", "keep_last", "max_restarts", "tensorboard", "eval_every"}
 # Settings that a run may change half way: the steps that follow are the same but for rounding.
-MACHINERY = {"ranks", "threads", "device", "compile", "micro_windows", "max_skipped", "eval_bytes"}
+MACHINERY = {"ranks", "threads", "device", "compile", "micro_windows", "max_skipped", "eval_bytes"} | {
+    "eval_document_bytes"
+}
+    "ranks",
+    "threads",
+    "device",
+    "compile",
+    "micro_windows",
+    "max_skipped",
+    "eval_bytes",
+    "eval_document_bytes",
+}
 
 
 class Run(Settings):

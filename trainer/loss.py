@@ -25,6 +25,7 @@ class _FusedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, z_loss: float, with_grad: bool) -> Any:
         rows, vocab = len(hidden), len(weight)
+        everything = bool((targets >= 0).all())
         nll = torch.zeros((), dtype=torch.float32, device=hidden.device)
         penalty = torch.zeros_like(nll)
         d_hidden = torch.empty_like(hidden) if with_grad else None
@@ -47,7 +48,9 @@ class _FusedLoss(torch.autograd.Function):
                 penalty += torch.where(mask > 0, log_z.square(), 0.0).sum()
                 if d_logits is not None:
                     # d nll / d logits = softmax - one-hot; d log_z^2 / d logits = 2 log_z softmax
-                    softmax = log_p.exp_().mul_((1 + 2 * z_loss * log_z) * mask)
+                    softmax = log_p.exp_()
+                    if z_loss or not everything:
+                        softmax.mul_((1 + 2 * z_loss * log_z) * mask)
                     d_logits[piece] = softmax.scatter_add_(1, target, -mask)
             if d_hidden is not None and d_weight is not None and d_logits is not None:
                 part = d_logits[: block.stop - block.start]

@@ -11,7 +11,7 @@ document, so that documents can be resampled (`stats.py`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +21,9 @@ import torch
 import xxhash
 
 from gristmill.stages.documents import Settings
+from gristmill.tokenize.encode import token_byte_lengths
 from gristmill.tokenize.shards import TokenSet
-from gristmill.trainer.config import TrainError
+from gristmill.trainer.config import TrainConfig, TrainError
 from gristmill.trainer.group import Group
 from gristmill.trainer.model import Llama
 
@@ -91,22 +92,34 @@ class Held:
     bytes: int  # UTF-8, of the text
 
 
-def choose(documents: Iterator[tuple[str, np.ndarray, int]], max_bytes: int) -> list[Held]:
+def choose(documents: Iterable[Held], max_bytes: int) -> list[Held]:
     """A fixed sample of at most max_bytes (0: all), the same for every model.
 
     Documents are walked in the order of a hash of their id and taken where they still fit; when none fits, the
     smallest is taken. Documents without text are left out: they have no bytes to divide by.
     """
-    known = [(doc_id, ids, int(size)) for doc_id, ids, size in documents if size]
-    known.sort(key=lambda d: (xxhash.xxh3_64_intdigest(d[0]), d[0]))
+    known = sorted((d for d in documents if d.bytes), key=lambda d: (xxhash.xxh3_64_intdigest(d.doc_id), d.doc_id))
     taken, total = [], 0
-    for doc_id, ids, size in known:
-        if not max_bytes or total + size <= max_bytes:
-            taken.append(Held(doc_id, ids, size))
-            total += size
+    for document in known:
+        if not max_bytes or total + document.bytes <= max_bytes:
+            taken.append(document)
+            total += document.bytes
     if not taken and known:
-        taken = [Held(*min(known, key=lambda d: d[2]))]
+        taken = [min(known, key=lambda d: d.bytes)]
     return taken
+
+
+def beginning(document: Held, max_bytes: int, byte_lengths: np.ndarray) -> Held:
+    """The document, or its first tokens: as many as stand for at most max_bytes, at least one.
+
+    byte_lengths (vocab,): bytes of text that each id stands for. Many short beginnings say more about a mixture than a
+    few long documents: documents differ more from each other than the parts of one do.
+    """
+    if document.bytes <= max_bytes:
+        return document
+    sizes = np.cumsum(byte_lengths[document.ids])
+    tokens = max(1, int(np.searchsorted(sizes, max_bytes, side="right")))
+    return Held(document.doc_id, document.ids[:tokens], int(sizes[tokens - 1]))
 
 
 def rolling(tokens: int, seq_len: int) -> list[tuple[int, int, int]]:
@@ -172,17 +185,39 @@ def document_bits(model: Llama, documents: Sequence[Held], eos_id: int, seq_len:
     return group.sum(nats).cpu().numpy() / math.log(2)
 
 
-def score(model: Llama, tokens: TokenSet, seq_len: int, max_bytes: int, group: Group, step: int, key: str) -> Scores:
-    """Scores the held-out part of every source that has one. Raises TrainError when none has."""
-    chosen = {name: choose(iter(held.documents()), max_bytes) for name, held in sorted(tokens.holdout.items())}
-    chosen = {name: documents for name, documents in chosen.items() if documents}
+def held_out(tokens: TokenSet, config: TrainConfig) -> dict[str, list[Held]]:
+    """The documents that every model over these tokens is scored on, by source.
+
+    Raises TrainError where nothing is held out, and where documents should be cut but tokens have no fixed bytes.
+    """
+    lengths = None
+    if config.eval_document_bytes:
+        lengths = token_byte_lengths(tokens.tokenizer_path.read_bytes())
+        if lengths is None:
+            raise TrainError(
+                f"{tokens.tokenizer_path}: its tokens do not stand for fixed bytes of text, so documents cannot be "
+                "cut to eval_document_bytes. Leave that setting out."
+            )
+    chosen = {}
+    for name, source in sorted(tokens.holdout.items()):
+        documents: Iterator[Held] = (Held(doc_id, ids, int(size)) for doc_id, ids, size in source.documents())
+        if lengths is not None:
+            documents = (beginning(d, config.eval_document_bytes, lengths) for d in documents)
+        if taken := choose(documents, config.eval_bytes):
+            chosen[name] = taken
     if not chosen:
         raise TrainError(
-            "No source has held-out documents, so nothing can be scored. Tokenize with a larger holdout share, or "
-            "more documents."
+            f"{tokens.folder}: no source has held-out documents, so nothing can be scored. Tokenize with a larger "
+            "holdout share, or more documents."
         )
+    return chosen
+
+
+def score(model: Llama, tokens: TokenSet, config: TrainConfig, group: Group, step: int, key: str = "") -> Scores:
+    """Scores the held-out part of every source that has one. All ranks together."""
+    chosen = held_out(tokens, config)
     flat = [document for documents in chosen.values() for document in documents]
-    bits = document_bits(model, flat, tokens.manifest.eos_id, seq_len, group)
+    bits = document_bits(model, flat, tokens.eos_id, config.seq_len, group)
     sources, start = {}, 0
     for name, documents in chosen.items():
         part = bits[start : start + len(documents)]

@@ -242,7 +242,7 @@ def loop(job: Job) -> bool:
             line = _line(job, outcome, lr, time.perf_counter() - began)
             last = progress.step == config.total_steps
             if _due(config.eval_every, progress.step) and not last:
-                scores = score(job.model, job.tokens, config.seq_len, config.eval_bytes, group, progress.step, "")
+                scores = score(job.model, job.tokens, config, group, progress.step)
                 line["bits_per_byte"] = scores.bits_per_byte
             record(line)
             if last or outcome.stop or _due(config.checkpoint_every, progress.step):
@@ -310,7 +310,7 @@ def _line(job: Job, outcome: Step, lr: float, seconds: float) -> dict[str, Any]:
 def finish(job: Job, seconds: float) -> None:
     """Scores the model and says that the run is done, in this order."""
     config, key = job.config, job.feed.key
-    scores = score(job.model, job.tokens, config.seq_len, config.eval_bytes, job.group, job.progress.step, key)
+    scores = score(job.model, job.tokens, config, job.group, job.progress.step, key)
     if not job.group.leads:
         return
     publish_bytes(str(job.out / SCORES_FILE), scores.encoded())

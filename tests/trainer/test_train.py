@@ -273,7 +273,7 @@ def test_scores_equal_an_independent_computation(undisturbed, make_run):
     run = make_run(undisturbed, seq_len=32)
     job = train.prepare(run, ALONE)
     model, tokens = job.model, TokenSet.open(run.tokens)
-    got = score.score(model, tokens, 32, 0, ALONE, 20, "")
+    got = score.score(model, tokens, run.config.model_copy(update={"eval_bytes": 0}), ALONE, 20)
     for source, held in tokens.holdout.items():
         expected = {}
         for doc_id, ids, _ in held.documents():
@@ -310,14 +310,44 @@ def test_rolling_windows_by_hand():
 
 
 def test_the_sample_of_held_out_documents():
-    documents = [(f"d{i}", np.zeros(1, np.uint16), size) for i, size in enumerate([40, 50, 0, 60, 10])]
-    assert {d.doc_id for d in score.choose(iter(documents), 0)} == {"d0", "d1", "d3", "d4"}
-    taken = score.choose(iter(documents), 100)
-    assert sum(d.bytes for d in taken) <= 100
-    assert taken == score.choose(iter(reversed(documents)), 100) or [d.doc_id for d in taken] == [
-        d.doc_id for d in score.choose(iter(reversed(documents)), 100)
-    ]
-    assert [d.doc_id for d in score.choose(iter(documents), 5)] == ["d4"]  # none fits: the smallest
+    documents = [score.Held(f"d{i}", np.zeros(1, np.uint16), size) for i, size in enumerate([40, 50, 0, 60, 10])]
+    assert {d.doc_id for d in score.choose(documents, 0)} == {"d0", "d1", "d3", "d4"}
+    taken = score.choose(documents, 100)
+    assert 60 <= sum(d.bytes for d in taken) <= 100
+    assert [d.doc_id for d in taken] == [d.doc_id for d in score.choose(reversed(documents), 100)]
+    assert [d.doc_id for d in score.choose(documents, 5)] == ["d4"]  # none fits: the smallest
+
+
+def test_the_beginning_of_a_document():
+    lengths = np.array([3, 4, 0])
+    document = score.Held("d", np.array([0, 1, 0, 1, 2]), 14)  # 3 + 4 + 3 + 4 bytes, then the end of text
+    assert score.beginning(document, 14, lengths) == document
+    for limit, tokens, size in ((13, 3, 10), (10, 3, 10), (9, 2, 7), (1, 1, 3)):
+        cut = score.beginning(document, limit, lengths)
+        assert (cut.ids.tolist(), cut.bytes) == ([0, 1, 0, 1, 2][:tokens], size)
+
+
+def test_scores_of_beginnings(tmp_path, make_run, monkeypatch):
+    run = make_run(tmp_path / "run", eval_document_bytes=20)
+    tokens = TokenSet.open(run.tokens)
+    monkeypatch.setattr(score, "token_byte_lengths", lambda data: np.array([2] * 60 + [0]))
+    chosen = score.held_out(tokens, run.config)
+    assert max(d.bytes for d in chosen["tidy"]) == 20
+    whole = [d.ids[-1] == tokens.eos_id for d in chosen["tidy"]]
+    assert any(whole)
+    assert not all(whole)
+    assert all(len(d.ids) == 10 for d, w in zip(chosen["tidy"], whole, strict=True) if not w)
+    monkeypatch.setattr(score, "token_byte_lengths", lambda data: None)
+    with pytest.raises(TrainError, match="do not stand for fixed bytes of text"):
+        score.held_out(tokens, run.config)
+
+
+def test_without_held_out_documents_nothing_can_be_scored(tmp_path, make_run):
+    run = make_run(tmp_path / "run")
+    tokens = TokenSet.open(run.tokens)
+    bare = TokenSet(tokens.folder, tokens.manifest, tokens.sources, {})
+    with pytest.raises(TrainError, match="no source has held-out documents"):
+        score.held_out(bare, run.config)
 
 
 def test_metrics_forget_what_will_be_done_again(tmp_path):
