@@ -173,9 +173,7 @@ class TrainConfig(Settings):
 # Settings that change where and how often something is written, never the trained weights or the scores.
 BYSTANDERS = {"checkpoint_every", "keep_last", "max_restarts", "tensorboard", "eval_every"}
 # Settings that a run may change half way: the steps that follow are the same but for rounding.
-MACHINERY = {"ranks", "threads", "device", "compile", "micro_windows", "max_skipped", "eval_bytes"} | {
-    "eval_document_bytes"
-}
+MACHINERY = {
     "ranks",
     "threads",
     "device",
