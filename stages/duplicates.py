@@ -330,14 +330,14 @@ def check_size(
     with other content, merged over thousands of steps, have emptied sources (marin-community/marin#6851).
     """
     members, sizes = members_of(keepers)
-    heads = members[keepers[members] == members]
-    big = heads[sizes[heads] >= min(limits["floor"], limits["documents"] + 1)]
-    if not len(big):
+    suspects = members[sizes[keepers[members]] >= min(limits["floor"], limits["documents"] + 1)]
+    if not len(suspects):
         return
+    suspects = suspects[np.argsort(keepers[suspects], kind="stable")]  # cluster after cluster
+    borders = np.flatnonzero(np.diff(keepers[suspects])) + 1
     sources = pa.chunked_array([c for t in tables for c in t["source"].chunks], pa.string())
     totals = {row["values"]: row["counts"] for row in pc.value_counts(sources).to_pylist()}
-    for head in big.tolist():
-        rows = np.flatnonzero(keepers == head).astype(np.uint32)
+    for rows in np.split(suspects, borders):
         wrong = f"more than max_cluster ({limits['documents']:,})" if len(rows) > limits["documents"] else ""
         if len(rows) >= limits["floor"]:
             for row in pc.value_counts(_filtered(tables, starts, rows, "source")).to_pylist():

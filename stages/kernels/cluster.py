@@ -334,9 +334,10 @@ def elect(members, labels, ranks, offsets, ties, best):  # type: ignore[no-untyp
 def warm() -> None:
     """Compiles each kernel, or reads it from the cache."""
     keys, rows, parent = np.zeros(2, np.uint64), np.arange(2, dtype=np.uint32), np.arange(2, dtype=np.uint32)
-    alive, ranks, ties = np.ones(2, bool), np.zeros(2), np.zeros(2, np.uint8)
+    alive, ranks, ties = np.ones(2, bool), np.zeros(2), np.frombuffer(bytes(2), np.uint8)
     limits = np.array([0, 2**64 - 1], np.uint64)
-    select(keys, alive, keys, limits[0], limits[1], np.empty(2, np.uint64), np.empty(2, np.uint32), 0, 0)
+    for column in (keys, pa.array(keys).to_numpy()):  # Arrow's buffers are read-only, which is another type
+        select(column, alive, keys, limits[0], limits[1], np.empty(2, np.uint64), np.empty(2, np.uint32), 0, 0)
     radix_sort(keys, rows, np.empty_like(keys), np.empty_like(rows))
     union_runs(keys, rows, parent.copy())
     signatures = pa.FixedSizeListArray.from_arrays(pa.array([1, 2, 1, 2], pa.uint32()), 2)

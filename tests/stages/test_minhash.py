@@ -19,8 +19,9 @@ from pydantic import ValidationError
 
 from gristmill.stages.documents import apply_decisions
 from gristmill.stages.duplicates import ClusterError
+from gristmill.stages.exact import Exact
+from gristmill.stages.kernels import cluster, hashing, shingles
 from gristmill.stages.kernels import minhash as kernel
-from gristmill.stages.kernels import shingles
 from gristmill.stages.kernels.buffers import string_views
 from gristmill.stages.minhash import MinHash, choose_bands, recall
 
@@ -461,3 +462,21 @@ def test_threshold_chooses_bands_and_rows() -> None:
 def test_an_unknown_measure_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"asks for the column q\.x, which these documents do not have"):
         MinHash(keep="best(q.x)").sign(batch(["a"]))
+
+
+@pytest.mark.parametrize("verify", ["none", "signature", "jaccard"])
+def test_warm_compiles_what_a_run_calls(verify: str, tmp_path: Path) -> None:
+    """A kernel that a worker compiles a second time, for read-only arrays say, costs seconds on each worker."""
+    modules = (shingles, kernel, hashing, cluster)
+    for module in modules:
+        module.warm()
+    kernels = {f"{m.__name__}.{n}": v for m in modules for n, v in vars(m).items() if hasattr(v, "signatures")}
+    before = {name: len(k.signatures) for name, k in kernels.items()}
+    path = tmp_path / "part.arrow"
+    for stage in (MinHash(verify=verify), MinHash(verify=verify, scope="source"), Exact(), Exact(by="normalized")):
+        text = pa.array(["zz", *["a b c d e f"] * 3, "x y"], pa.string()).slice(1)
+        signed = stage.sign(batch([""] * 4).set_column(4, "text", text))
+        with pa.ipc.new_file(path, signed.schema) as writer:
+            writer.write_batch(signed)
+        stage.cluster([pa.ipc.open_file(pa.memory_map(str(path))).read_all()])
+    assert {name: len(k.signatures) for name, k in kernels.items()} == before
