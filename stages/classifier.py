@@ -14,9 +14,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 from pydantic import Field
 
-from gristmill.stages.documents import Batch, Measure, Result, Rule, Settings, judge, linear_edges, with_columns
+from gristmill.stages.documents import Batch, Measure, Result, Rule, Settings, cut, linear_edges, with_columns
 from gristmill.stages.kneser_ney import ModelError
 from gristmill.stages.loading import loaded_once
 from gristmill.stages.perplexity import read_description
@@ -69,7 +70,11 @@ def load_classifier(model: str, label: str) -> Any:
 
 
 class Classifier(Settings):
-    """Measures the probability of the positive label; keeps what reaches `min_score`."""
+    """Measures the probability of the positive label; keeps what reaches `min_score`, and what a draw spares.
+
+    With `pareto`, as GPT-3 sampled Common Crawl (Brown et al. 2020, appendix A, alpha 9), a document of score s stays
+    where a draw from the Lomax distribution exceeds 1 - s: a share of (2 - s) ^ -alpha. The draw is a hash of doc_id.
+    """
 
     name: ClassVar[str] = "classifier"
     version: ClassVar[int] = 1
@@ -79,6 +84,8 @@ class Classifier(Settings):
 
     model: str  # folder that `models.FastText` wrote, the name of a model of the recipe, or a fastText file
     min_score: float | None = Field(None, ge=0, le=1)  # none: measure only
+    pareto: float | None = Field(None, gt=0)  # alpha; the larger, the fewer documents of low score stay
+    seed: int = Field(0, ge=0)  # of the draws
     label: str = POSITIVE  # of a model of others, for example __label__hq of DCLM's
 
     def rules(self) -> tuple[Rule, ...]:
@@ -89,4 +96,14 @@ class Classifier(Settings):
     def __call__(self, batch: Batch) -> Result:
         model = load_classifier(self.model, self.label)
         scores = probabilities(model, prepare(batch["text"]), self.label)
-        return judge(with_columns(batch, {"classifier.score": pa.array(scores, from_pandas=True)}), self.rules())
+        fails = {rule.reason: rule.fails(scores) for rule in self.rules()}
+        if self.pareto is not None:
+            fails["classifier_score_below_draw"] = ~(_draws(batch["doc_id"], self.pareto, self.seed) > 1 - scores)
+        return cut(with_columns(batch, {"classifier.score": pa.array(scores, from_pandas=True)}), fails)
+
+
+def _draws(doc_ids: pa.Array, alpha: float, seed: int) -> np.ndarray:
+    """(n,) float64 from the Lomax distribution, P(x > t) = (1 + t) ^ -alpha, each fixed by its doc_id and the seed."""
+    hashes = (xxhash.xxh3_64_intdigest(doc_id, seed) for doc_id in doc_ids.to_pylist())
+    uniform = (np.fromiter(hashes, np.float64, len(doc_ids)) + 0.5) / 2.0**64
+    return uniform ** (-1 / alpha) - 1

@@ -96,6 +96,24 @@ def test_min_score(trained):
     )
 
 
+def test_a_draw_spares_the_share_of_the_pareto_distribution(trained):
+    """Of documents of score s stay (2 - s) ^ -alpha, the same ones in every run, and others with another seed."""
+    text = junk()[401]
+    texts = batch([text] * 4_000)
+    stage = Classifier(model=str(trained[0]), pareto=9)
+    result = stage(texts)
+    score = result.dropped["classifier.score"][0].as_py()
+    assert score < 0.5
+    alpha = -np.log(0.3) / np.log(2 - score)
+    kept = Classifier(model=str(trained[0]), pareto=alpha)(texts).kept["doc_id"].to_pylist()
+    assert len(kept) == pytest.approx(0.3 * 4_000, abs=4 * (4_000 * 0.3 * 0.7) ** 0.5)
+    assert Classifier(model=str(trained[0]), pareto=alpha)(texts.slice(1_000)).kept["doc_id"].to_pylist() == [
+        i for i in kept if int(i) >= 1_000
+    ]
+    assert Classifier(model=str(trained[0]), pareto=alpha, seed=1)(texts).kept["doc_id"].to_pylist() != kept
+    assert all(reasons == ["classifier_score_below_draw"] for reasons in result.dropped["reasons"].to_pylist())
+
+
 def test_card(trained):
     folder, card = trained
     assert sorted(p.name for p in folder.iterdir()) == ["model.bin", "model.json"]
