@@ -255,8 +255,8 @@ def render(documents: Iterable[dict[str, Any]], console: Console, max_chars: int
 def panel(found: dict[str, Any], max_chars: int | None = 2_000) -> Panel:
     """One document: who and where, why it was dropped, its measures, its text."""
     parts: list[Any] = [_facts(found)]
-    if found["measures"]:
-        parts.append(_measures(found["measures"]))
+    if own := own_measures(found):
+        parts.append(_measures(own))
     parts.append(Text())
     text = found["text"]
     if text is None:
@@ -271,6 +271,12 @@ def panel(found: dict[str, Any], max_chars: int | None = 2_000) -> Panel:
         visible(f"{found['stage']}: {reasons}") if reasons else "kept", style="bold red" if reasons else "bold green"
     )
     return Panel(Group(*parts), title=title, title_align="left", border_style="dim")
+
+
+def own_measures(found: dict[str, Any]) -> dict[str, float | None]:
+    """The measures of the stage that dropped a document: what speaks for the reason. All of them for a kept one."""
+    own = {name: value for name, value in found["measures"].items() if name.startswith(f"{found['stage']}.")}
+    return own or found["measures"]
 
 
 def _facts(found: dict[str, Any]) -> Table:

@@ -41,18 +41,9 @@ SEGMENT = re.compile(r"\d\d+-.+")
 TOKENS = "tokens"  # the folder of token shards; its ledgers read like those of a segment
 
 KEPT_SCHEMA = pa.schema([*BASE_FIELDS.items(), ("text", pa.string())])
-DROPPED_SCHEMA = pa.schema(
-    [
-        ("doc_id", pa.string()),
-        ("source", pa.string()),
-        ("url", pa.string()),
-        ("stage", pa.string()),
-        ("reasons", REASONS),
-        ("chars", pa.int64()),
-        ("bytes", pa.int64()),
-        ("text", pa.string()),
-    ]
-)
+_TEXTS = [(name, pa.string()) for name in ("doc_id", "source", "url", "stage")]
+_SIZES = [("chars", pa.int64()), ("bytes", pa.int64())]
+DROPPED_SCHEMA = pa.schema([*_TEXTS, ("reasons", REASONS), *_SIZES, ("text", pa.string())])
 
 
 class RunError(ValueError):
@@ -92,7 +83,6 @@ class _Books:
     segment_of: dict[str, str] = field(default_factory=dict)
     shards: list[ShardSummary] = field(default_factory=list)
     versions: dict[str, set[str]] = field(default_factory=dict)
-    hosts: set[str] = field(default_factory=set)
 
 
 class Run:
@@ -166,9 +156,8 @@ class Run:
 
     @cached_property
     def _arrow_fs(self) -> Any:
-        if "file" in getattr(self._fs, "protocol", ()):
-            return pa.fs.LocalFileSystem()
-        return pa.fs.PyFileSystem(pa.fs.FSSpecHandler(self._fs))
+        local = "file" in getattr(self._fs, "protocol", ())
+        return pa.fs.LocalFileSystem() if local else pa.fs.PyFileSystem(pa.fs.FSSpecHandler(self._fs))
 
     # Recipe and inputs
 
@@ -235,7 +224,6 @@ class Run:
                     total[label] = total[label].merge(stage) if label in total else stage
             for name, version in ledger.versions.items():
                 books.versions.setdefault(name, set()).add(version)
-            books.hosts.add(ledger.host)
             books.shards.append(_summary(segment, ledger))
         for label in self._in_recipe_order(order):
             books.overall[label] = sums[label]
@@ -269,12 +257,8 @@ class Run:
         """Package -> version; several where shards were made with different ones."""
         return {name: ", ".join(sorted(found)) for name, found in sorted(self._books.versions.items())}
 
-    @property
-    def hosts(self) -> list[str]:
-        return sorted(self._books.hosts - {""})
-
     def segment_of(self, stage: str) -> str:
-        """The folder in which a stage's decisions are. Raises RunError for a stage that the run does not have."""
+        """The folder of a stage's decisions. Raises RunError for a stage that the run does not have."""
         if stage not in self._books.segment_of:
             raise RunError(f"This run has no stage {stage!r}. It has: {', '.join(self._books.segment_of) or 'none'}.")
         return self._books.segment_of[stage]
@@ -311,8 +295,7 @@ class Run:
     def _dataset(self, parts: list[str], base: pa.Schema) -> ds.Dataset:
         if not parts:
             return ds.dataset(base.empty_table())
-        # Footers of a first file per segment are not enough: sources may bring columns of their own.
-        schemas = [self.open_parquet(name).schema_arrow.remove_metadata() for name in parts]
+        schemas = [self.open_parquet(name).schema_arrow.remove_metadata() for name in parts]  # segments differ
         schema = pa.unify_schemas(schemas, promote_options="permissive")
         paths = [shards.join(self._root, name) for name in parts]
         return ds.dataset(paths, schema=schema, format="parquet", filesystem=self._arrow_fs)

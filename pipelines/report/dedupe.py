@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from gristmill.pipelines.inspect import Filter, pick
 from gristmill.pipelines.open_run import Run
 
-LIMIT = 2_000_000  # documents that may be searched for those that stay; above it there are no pairs and no matrix
+LIMIT = 1_000_000  # documents that may be searched for those that stay; above it there are no pairs and no matrix
 PAIRS = 8  # shown for each stage
 DIFF_TOKENS = 700  # of each text; the comparison takes the product of both
 CONTEXT_CHARS = 120  # of equal text on each side of a difference

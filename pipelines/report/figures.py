@@ -78,7 +78,7 @@ def _header(run: Run, rows: list[FunnelRow]) -> dict[str, Any]:
         "kept_bytes": next((r.bytes for r in reversed(total) if r.segment != TOKENS), 0),
         "tokens": total[-1].tokens if total else 0,
         "worker_seconds": sum(s.seconds for s in run.shards) + sum(_seconds(c) for c in run.clusters.values()),
-        "hosts": run.hosts,
+        "hosts": sorted({s.host for s in run.shards} - {""}),
     }
 
 
