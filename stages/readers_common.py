@@ -26,9 +26,12 @@ _BLOCK = 1 << 20  # bytes read and decompressed at a time
 
 def clean_string(value: str) -> tuple[str, int, int]:
     """The text policy -> (text without lone surrogates and NUL, NULs replaced, surrogates replaced)."""
-    nuls = value.count("\0")
-    if nuls:
+    nuls = 0
+    if "\0" in value:
+        nuls = value.count("\0")
         value = value.replace("\0", "\ufffd")
+    if value.isascii():
+        return value, nuls, 0
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -85,6 +88,8 @@ class Reading:
 
     def edited(self, nuls: int, surrogates: int) -> None:
         """Books what the text policy did to a document that is kept: NUL has 1 byte, a surrogate and U+FFFD have 3."""
+        if not nuls and not surrogates:
+            return
         change = Amount(bytes=-2 * nuls)
         self.ledger.read = self.ledger.read + change
         self.ledger.edited = self.ledger.edited + change
