@@ -12,7 +12,7 @@ from numba import int64, njit
 
 from gristmill.stages.kernels.english import AT_PAGE, AT_TABLE, ENGLISH, PUNCTUATION, SENTENCE
 from gristmill.stages.kernels.lines import ends_with_ellipsis, line_end, skip_space, trim_space
-from gristmill.stages.kernels.memory import flags_of, peek8, point_at, poke8
+from gristmill.stages.kernels.memory import flags_of, peek8, peek16, peek64, point_at, poke8, poke64
 from gristmill.stages.kernels.unicode import DIGIT, SPACE, TABLES
 
 # Columns of `c4_lines`: lines, counted once, under the first rule that takes them.
@@ -99,20 +99,44 @@ def _phrases(start, end, table):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _words(start, end, page, table):  # type: ignore[no-untyped-def]
-    """Words between white space in [start, end) -> (their number, characters of the longest)."""
+    """Words between white space in [start, end) -> (their number, characters of the longest, whether "[" occurs)."""
     words = longest = length = 0
+    bracket = False
     p = start
     while p < end:
-        point, size = point_at(p, end)
+        b = peek8(p)
+        size = 1
+        if b < 128:
+            space = peek16(table + 2 * b) & SPACE
+            bracket |= b == 91
+        elif b == 0xC2 or 0xE1 <= b <= 0xE3:  # all white space outside ASCII begins with these
+            point, size = point_at(p, end)
+            space = flags_of(page, table, point) & SPACE
+        else:
+            space = 0
         p += size
-        if flags_of(page, table, point) & SPACE:
+        if space:
             words += length > 0
             longest = max(longest, length)
             length = 0
         else:
-            length += 1
+            length += b & 0xC0 != 0x80
     words += length > 0
-    return words, max(longest, length)
+    return words, max(longest, length), bracket
+
+
+@njit(nogil=True, cache=True)
+def _copy(start, end, to):  # type: ignore[no-untyped-def]
+    """Copies [start, end) and returns the end of the copy."""
+    while start + 8 <= end:
+        poke64(to, peek64(start))
+        start += 8
+        to += 8
+    while start < end:
+        poke8(to, peek8(start))
+        start += 1
+        to += 1
+    return to
 
 
 @njit(nogil=True, cache=True)
@@ -182,24 +206,24 @@ def c4_lines(  # type: ignore[no-untyped-def]
             p = stop + size
             stop = trim_space(start, stop, page, table)
             row[LINES] += 1
-            words, longest = _words(start, stop, page, table)
+            words, longest, bracket = _words(start, stop, page, table)
             if max_word_chars >= 0 and longest > max_word_chars:
                 row[LONG_WORD_LINES] += 1
                 continue
-            line = at if n == first else at + 1  # room for the "\\n" before it
-            write = line
             cited = 0
-            while start < stop:
-                b = peek8(start)
-                if b == 91 and citations:
-                    length = _citation(start, stop, page, table)
+            target = at if n == first else at + 1  # room for the "\n" before it
+            line, write = start, stop  # the line where it is, or, without its citations, where it goes
+            if bracket and citations:
+                line = write = target
+                while start < stop:
+                    length = _citation(start, stop, page, table) if peek8(start) == 91 else 0
                     if length:
                         start += length
                         cited += 1
-                        continue
-                poke8(write, b)
-                write += 1
-                start += 1
+                    else:
+                        poke8(write, peek8(start))
+                        write += 1
+                        start += 1
             if punctuation:
                 last = peek8(write - 1) if write > line else 0
                 ends = last == 46 or last == 63 or last == 33 or last == 34 or last == 39
@@ -221,11 +245,11 @@ def c4_lines(  # type: ignore[no-untyped-def]
                 continue
             row[KEPT_LINES] += 1
             row[CITATIONS] += cited
-            if line > at:
+            if target > at:
                 poke8(at, 10)
-            line_starts[n], line_ends[n] = line - begin, write - begin
+            at = write if line == target else _copy(line, write, target)
+            line_starts[n], line_ends[n] = target - begin, at - begin
             n += 1
-            at = write
         lines[document + 1] = n
     line_starts[n] = at - begin
     return n
@@ -285,9 +309,7 @@ def pack(data, line_starts, line_ends, lines, classes, new_data, new_offsets):  
             start = text + line_starts[lines[document]]
             end = text + line_ends[lines[document + 1] - 1]
             start = skip_space(start, end, page, table)
-            for p in range(start, trim_space(start, end, page, table)):
-                poke8(at, peek8(p))
-                at += 1
+            at = _copy(start, trim_space(start, end, page, table), at)
         new_offsets[document + 1] = at - begin
 
 

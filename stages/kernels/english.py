@@ -10,6 +10,7 @@ Source: spaCy 3.8, `spacy/lang/punctuation.py`, `char_classes.py`, `en/tokenizer
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,7 @@ def build() -> None:
     from gristmill.stages.kernels.unicode import _two_levels
 
     nlp = spacy.blank("en")
-    tokenizer = nlp.tokenizer
+    tokenizer: Any = nlp.tokenizer
     bare = Tokenizer(
         nlp.vocab,
         {},
@@ -192,7 +193,7 @@ def build() -> None:
         raise ValueError("This spaCy has longer special cases or units: raise LONGEST_SPECIAL or LONGEST_TAIL.")
     parts = (kind, tail_last, seen, keys, tail_keys, pieces, patterns, class_page, class_table)
     buffer = b"".join(part.tobytes() for part in parts)
-    np.savez_compressed(_FILE, spacy=np.array(spacy.__version__), buffer=np.frombuffer(buffer, np.uint8))
+    np.savez_compressed(_FILE, spacy=np.array(version("spacy")), buffer=np.frombuffer(buffer, np.uint8))
 
 
 if not _FILE.exists() and __name__ == "__main__":

@@ -38,10 +38,11 @@ def _poke(bits: int) -> Any:
     def poke(typing_context: Any, address: Any, value: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             pointer = builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer())
-            builder.store(builder.trunc(arguments[1], ir.IntType(bits)), pointer, align=1)
+            value = arguments[1] if bits == 64 else builder.trunc(arguments[1], ir.IntType(bits))
+            builder.store(value, pointer, align=1)
             return context.get_dummy_value()
 
-        return types.void(types.int64, types.int64), generate
+        return types.void(types.int64, types.uint64 if bits == 64 else types.int64), generate
 
     return poke
 
@@ -51,7 +52,8 @@ peek16 = _peek(16)
 peek32 = _peek(32)
 peek64 = _peek(64)
 poke8 = _poke(8)  # poke8(address, value): writes the low 8 bits
-poke32 = _poke(32)  # poke32(address, value): writes the low 32 bits
+poke32 = _poke(32)  # the low 32 bits
+poke64 = _poke(64)  # poke64(address, value): writes a uint64
 
 
 @njit(nogil=True, cache=True)

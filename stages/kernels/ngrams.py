@@ -139,26 +139,26 @@ def _top_ngrams(hashes, chars, begin, words, grams, keys, counts, left, slots, r
         size = 64
         while size < 2 * candidates:
             size *= 2
+        mask = uint64(size - 1)  # unsigned: no negative index to look out for
         keys[:size] = 0
-        most, at = int64(1), int64(0)
         live = 0
         for t in range(candidates):
             i = left[t]
             if i + n > words:
                 break
             h = grams[i] * _P + mix64(hashes[begin + i + n - 1])
-            if h == uint64(0):
-                h = uint64(1)
+            h = h if h else uint64(1)  # 0 stands for an empty slot
             grams[i] = h
-            slot = int64(h ^ (h >> uint64(32))) & (size - 1)
+            slot = (h ^ (h >> uint64(32))) & mask
             while keys[slot] != h:
                 if keys[slot] == uint64(0):
                     keys[slot], counts[slot] = h, 0
                     break
-                slot = (slot + 1) & (size - 1)
+                slot = (slot + uint64(1)) & mask
             counts[slot] += 1
             slots[t] = slot
             live += 1
+        most, at = int64(1), int64(0)
         for t in range(live):
             if counts[slots[t]] > most:
                 most, at = int64(counts[slots[t]]), int64(left[t])
@@ -176,66 +176,71 @@ def _top_ngrams(hashes, chars, begin, words, grams, keys, counts, left, slots, r
 
 
 @njit(nogil=True, cache=True)
-def _duplicate_ngrams(hashes, powers, chars, begin, words, grams, bits, again, slots, keys, row):  # type: ignore[no-untyped-def]
+def _duplicate_ngrams(hashes, powers, chars, begin, words, grams, bits, keys, slots, row):  # type: ignore[no-untyped-def]
     """Fills row[DUPLICATE_5:] with the characters of n-grams seen before, left to right, without overlap.
 
     After a repeated n-gram the search goes on behind it; the n-grams it skipped are not remembered. As in datatrove.
+    bits (m, 2) uint64: a bit for each hash seen, and for each seen again; 64 to 128 bits for each word, so that one
+    word in a hundred meets another by chance.
     """
-    shift = 64 - 6  # 64 bits for each word: one meeting by chance in 128 words
+    shift = uint64(64 - 6)
     blocks = 1
     while blocks < words:
         blocks *= 2
-        shift -= 1
+        shift -= uint64(1)
     for i in range(words):
         grams[i] = hashes[begin + i]
     for n in range(2, 11):
         places = words - n + 1
         if places <= 0:
             break
+        last = begin + n - 1
         if n < 5:
             for i in range(places):
-                grams[i] = grams[i] * powers[begin + i + n - 1] + hashes[begin + i + n - 1]
+                grams[i] = grams[i] * powers[last + i] + hashes[last + i]
             continue
         bits[:blocks] = 0
-        again[:blocks] = 0
         meetings = 0
         for i in range(places):
-            h = grams[i] * powers[begin + i + n - 1] + hashes[begin + i + n - 1]
+            h = grams[i] * powers[last + i] + hashes[last + i]
             grams[i] = h
-            place = int64(((h ^ (h >> uint64(32))) * _K) >> uint64(shift))
+            place = ((h ^ (h >> uint64(32))) * _K) >> shift
             slots[i] = place
-            bit = uint64(1) << uint64(place & 63)
-            if bits[place >> 6] & bit:
-                again[place >> 6] |= bit
-                meetings += 1
-            else:
-                bits[place >> 6] |= bit
-        if meetings == 0:
+            block, bit = place >> uint64(6), uint64(1) << (place & uint64(63))
+            met = bits[block, 0] & bit
+            bits[block, 1] |= met
+            bits[block, 0] |= bit
+            meetings += met != uint64(0)
+        if meetings:
+            row[DUPLICATE_5 + n - 5] = _repeated_chars(chars, begin, places, n, meetings, grams, bits, keys, slots)
+
+
+@njit(nogil=True, cache=True)
+def _repeated_chars(chars, begin, places, n, meetings, grams, bits, keys, slots):  # type: ignore[no-untyped-def]
+    """The walk of `_duplicate_ngrams` over the n-grams whose bit was met again: only these can be repeated."""
+    size = 16
+    while size < 4 * meetings:
+        size *= 2
+    mask = uint64(size - 1)
+    keys[:size] = 0
+    repeated, i = int64(0), 0
+    while i < places:
+        place = uint64(slots[i])
+        if not (bits[place >> uint64(6), 1] >> (place & uint64(63))) & uint64(1):
+            i += 1
             continue
-        size = 16
-        while size < 4 * meetings:
-            size *= 2
-        keys[:size] = 0
-        repeated, i = int64(0), 0
-        while i < places:
-            place = slots[i]
-            if not (again[place >> 6] >> uint64(place & 63)) & uint64(1):
-                i += 1
-                continue
-            h = grams[i]
-            if h == uint64(0):
-                h = uint64(1)
-            slot = int64(h ^ (h >> uint64(32))) & (size - 1)
-            while keys[slot] != uint64(0) and keys[slot] != h:
-                slot = (slot + 1) & (size - 1)
-            if keys[slot] == h:
-                for j in range(i, i + n):
-                    repeated += chars[begin + j]
-                i += n
-            else:
-                keys[slot] = h
-                i += 1
-        row[DUPLICATE_5 + n - 5] = repeated
+        h = grams[i] if grams[i] else uint64(1)  # 0 stands for an empty slot
+        slot = (h ^ (h >> uint64(32))) & mask
+        while keys[slot] != uint64(0) and keys[slot] != h:
+            slot = (slot + uint64(1)) & mask
+        if keys[slot] == h:
+            for j in range(i, i + n):
+                repeated += chars[begin + j]
+            i += n
+        else:
+            keys[slot] = h
+            i += 1
+    return repeated
 
 
 @njit(nogil=True, cache=True)
@@ -253,11 +258,10 @@ def ngram_measures(first, last, counts, hashes, powers, chars, out):  # type: ig
         size *= 2
     keys = np.empty(size, np.uint64)
     tally = np.empty(size, np.int32)
-    bits = np.empty(size, np.uint64)
-    again = np.empty(size, np.uint64)
+    bits = np.empty((size, 2), np.uint64)
     grams = np.empty(most, np.uint64)
-    left = np.empty(most, np.int64)
-    slots = np.empty(most, np.int64)
+    left = np.empty(most, np.int32)
+    slots = np.empty(most, np.uint32)
     begin = int64(0)
     for document in range(first, last):
         words = counts[document]
@@ -265,7 +269,7 @@ def ngram_measures(first, last, counts, hashes, powers, chars, out):  # type: ig
         row[:] = 0
         if words > 1:
             _top_ngrams(hashes, chars, begin, words, grams, keys, tally, left, slots, row)
-            _duplicate_ngrams(hashes, powers, chars, begin, words, grams, bits, again, slots, keys, row)
+            _duplicate_ngrams(hashes, powers, chars, begin, words, grams, bits, keys, slots, row)
         begin += words
 
 

@@ -583,3 +583,8 @@ def word_groups(offsets: np.ndarray, data: np.ndarray) -> Iterator[WordGroup]:
         n = english_words(data, offsets, first, last, ENGLISH, starts, ends, counts)
         yield WordGroup(first, last, starts[:n], ends[:n], counts)
         first = last
+
+
+def warm() -> None:
+    """Compiles every kernel of this module for the types that the stages use."""
+    list(word_groups(np.array([0, 3]), np.frombuffer(b"a-b", np.uint8)))
