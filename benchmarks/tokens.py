@@ -114,7 +114,7 @@ def encode_shards(texts: list[str], tokenizer: Path) -> Callable[[], int]:
 def encode_gigatoken(texts: list[str], tokenizer: Path) -> Callable[[], int]:
     import gigatoken
 
-    from gristmill.tokenize.encode import plain_tokenizer
+    from gristmill.tokenize.tokenizer_json import plain_tokenizer
 
     encoder = gigatoken.Tokenizer.from_json(plain_tokenizer(tokenizer.read_bytes()))
     groups = [texts[i : i + GROUP] for i in range(0, len(texts), GROUP)]
@@ -124,7 +124,7 @@ def encode_gigatoken(texts: list[str], tokenizer: Path) -> Callable[[], int]:
 def encode_tokenizers(texts: list[str], tokenizer: Path) -> Callable[[], int]:
     from tokenizers import Tokenizer
 
-    from gristmill.tokenize.encode import plain_tokenizer
+    from gristmill.tokenize.tokenizer_json import plain_tokenizer
 
     encoder = Tokenizer.from_str(plain_tokenizer(tokenizer.read_bytes()).decode())
     groups = [texts[i : i + GROUP] for i in range(0, len(texts), GROUP)]
@@ -134,7 +134,7 @@ def encode_tokenizers(texts: list[str], tokenizer: Path) -> Callable[[], int]:
 def encode_tiktoken(texts: list[str], tokenizer: Path) -> Callable[[], int]:
     import tiktoken
 
-    from gristmill.tokenize.encode import token_bytes
+    from gristmill.tokenize.tokenizer_json import token_bytes
     from gristmill.tokenize.train import CL100K_PATTERN
 
     pieces = token_bytes(tokenizer.read_bytes())

@@ -21,9 +21,10 @@ import xxhash
 from tokenizers import Tokenizer
 
 from gristmill.stages.shards import publish_bytes
-from gristmill.tokenize.encode import Encoder, token_byte_lengths
+from gristmill.tokenize.encode import Encoder
 from gristmill.tokenize.export import MEGATRON_CODES, MEGATRON_MAGIC
 from gristmill.tokenize.shards import INDEX_SCHEMA, ShardInfo, TokenError, TokenManifest, local_folder, map_file
+from gristmill.tokenize.tokenizer_json import token_byte_lengths
 from gristmill.tokenize.write import index_bytes, write_manifest
 
 _MEGATRON_HEAD = struct.Struct("<9sQBQQ")  # magic, version, dtype code, sequences, entries of the document list

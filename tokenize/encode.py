@@ -17,30 +17,44 @@ id of the special token.
 from __future__ import annotations
 
 import logging
+import mmap
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import awkward as ak
 import gigatoken
 import numpy as np
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
-from tokenizers import Tokenizer
 
 from gristmill.stages.kernels.buffers import string_views
 from gristmill.tokenize.lossless import Pieces
 from gristmill.tokenize.shards import TokenError, dtype_for
+from gristmill.tokenize.tokenizer_json import (
+    bytes_of_tokens,
+    parse,
+    specials,
+    token_byte_lengths,
+    unknown_id,
+    vocabulary,
+    without_specials,
+)
+
+__all__ = ["END_OF_TEXT", "Backend", "Encoded", "Encoder", "thread_encoder", "token_byte_lengths"]
 
 Backend = Literal["auto", "gigatoken", "tokenizers"]
 log = logging.getLogger(__name__)
 
 END_OF_TEXT = "<|endoftext|>"  # what GPT-2 called it; the first special token of tokenizers trained here
 
-# gigatoken remembers every word that it has met: 7 bytes of memory a byte of text on random words, measured.
-RECYCLE_BYTES = 64 << 20  # of text; then the object is made anew
+# gigatoken remembers every word that it has met: 13 bytes of memory a byte of text on random words, measured. So the
+# object is made anew when the process has grown by MAX_GROWTH_BYTES since it was made, at most every MIN_RECYCLE_BYTES
+# of text, since something else may have grown; where memory cannot be read, every BLIND_RECYCLE_BYTES.
+MAX_GROWTH_BYTES = 256 << 20
+MIN_RECYCLE_BYTES = 16 << 20
+BLIND_RECYCLE_BYTES = 32 << 20
 CHECK_DOCUMENTS = 32  # compared at the start of a shard: about 0.03 s of the reference's time
 CHECK_CHARS = 1_024  # of each of them, its first ones
 
@@ -87,24 +101,24 @@ class Encoder:
         self.backend: Backend = backend
         self.message = ""  # why the fast path is not used; empty while it is
         self._parallel = parallel
-        config = _parse(tokenizer_json)
-        self._plain, self._reference = _without_specials(config)
+        config = parse(tokenizer_json)
+        self._plain, self._reference = without_specials(config)
         self._describe(config, eos_token)
-        pieces = _token_bytes(config)
+        pieces = bytes_of_tokens(config)
         self._pieces = None if pieces is None else Pieces(pieces)
         self._fast: Any = None
-        self._since_recycled = 0  # bytes
+        self._since_recycled = self._memory_then = 0  # bytes of text; bytes of memory of the process
         if backend == "tokenizers":
             self.message = "The encoder is set to `tokenizers`."
         else:
             self._load_fast()
 
     def _describe(self, config: dict[str, Any], eos_token: str) -> None:
-        vocab = _vocabulary(config)
+        vocab = vocabulary(config)
         self.vocab_size = max(vocab.values(), default=-1) + 1
         self.dtype = dtype_for(self.vocab_size)
-        unknown = _unknown_id(config["model"])  # which text can get, special or not
-        self.special_ids = {token: i for token, i in _special_tokens(config).items() if i != unknown}
+        unknown = unknown_id(config["model"])  # which text can get, special or not
+        self.special_ids = {token: i for token, i in specials(config).items() if i != unknown}
         if eos_token not in vocab:
             known = ", ".join(repr(token) for token in self.special_ids) or "none"
             raise TokenError(
@@ -175,11 +189,15 @@ class Encoder:
         except Exception as error:  # the extension raises RuntimeError, and PanicException for what it does not know
             self._refuse(f"gigatoken cannot load this tokenizer: {str(error).splitlines()[0]}")
             return False
-        self._since_recycled = 0
+        self._since_recycled, self._memory_then = 0, _memory_bytes()
         return True
 
     def _recycle(self) -> None:
-        if self._since_recycled >= RECYCLE_BYTES:
+        """Makes the fast encoder anew when its memory of words has grown too large."""
+        if self._since_recycled < MIN_RECYCLE_BYTES:
+            return
+        now = _memory_bytes()
+        if now - self._memory_then > MAX_GROWTH_BYTES or (not now and self._since_recycled >= BLIND_RECYCLE_BYTES):
             self._load_fast()
 
     def _refuse(self, why: str) -> None:
@@ -244,96 +262,19 @@ def thread_encoder(tokenizer_json: bytes, *, eos_token: str = END_OF_TEXT, backe
     return encoder
 
 
-def special_tokens(tokenizer_json: bytes) -> dict[str, int]:
-    """Text of each special token -> id, in the order of ids."""
-    return _special_tokens(_parse(tokenizer_json))
-
-
-def plain_tokenizer(tokenizer_json: bytes) -> bytes:
-    """The same tokenizer without special tokens: what encodes a document's text, all of it, and nothing more.
-
-    Truncation, padding and templates go as well. Ids of all other tokens stay what they were. Raises TokenError when
-    the bytes are not a tokenizer.json.
-    """
-    return _without_specials(_parse(tokenizer_json))[0]
-
-
-def _parse(tokenizer_json: bytes) -> dict[str, Any]:
-    try:
-        config = orjson.loads(tokenizer_json)
-    except ValueError as error:
-        raise TokenError(f"Not a tokenizer.json that `tokenizers` can read: {error}") from error
-    if not isinstance(config, dict) or "model" not in config:
-        raise TokenError("Not a tokenizer.json that `tokenizers` can read: it has no model.")
-    return config
-
-
-def _load(plain: bytes) -> Tokenizer:
-    try:
-        return Tokenizer.from_str(plain.decode())
-    except Exception as error:  # tokenizers raises plain Exception
-        raise TokenError(f"Not a tokenizer.json that `tokenizers` can read: {error}") from error
-
-
-def _special_tokens(config: dict[str, Any]) -> dict[str, int]:
-    added = [token for token in config.get("added_tokens") or [] if token["special"]]
-    return {token["content"]: int(token["id"]) for token in sorted(added, key=lambda token: token["id"])}
-
-
-def _vocabulary(config: dict[str, Any]) -> dict[str, int]:
-    """Every token -> id, special and added ones included."""
-    pieces = config["model"]["vocab"]
-    vocab = dict(pieces) if isinstance(pieces, dict) else {piece: i for i, (piece, _) in enumerate(pieces)}
-    return vocab | {token["content"]: int(token["id"]) for token in config.get("added_tokens") or []}
-
-
-def _without_specials(config: dict[str, Any]) -> tuple[bytes, Tokenizer]:
-    """See `plain_tokenizer`; the bytes and what `tokenizers` makes of them."""
-    model = dict(config["model"])
-    special = {token["content"] for token in config.get("added_tokens") or [] if token["special"]}
-    # Byte-level BPE reaches a token through merges only, so a special token in its vocabulary is out of reach.
-    # Other models look pieces up, so the piece gets a name that no text can have (NUL is not text).
-    if model.get("type") != "BPE" or model.get("ignore_merges"):
-        _rename_pieces(model, special - {model.get("unk_token")})
-    base = config | {"truncation": None, "padding": None, "post_processor": None, "model": model}
-    added = config.get("added_tokens") or []
-    others = [token for token in added if not token["special"]]
-    hidden = [token | {"content": f"\0{token['content']}"} if token["special"] else token for token in added]
-    # `tokenizers` numbers added tokens in a row, so without the special ones the others may get wrong ids.
-    for tokens in (others, hidden):
-        plain = orjson.dumps(base | {"added_tokens": tokens})
-        tokenizer = _load(plain)
-        if all(tokenizer.token_to_id(token["content"]) == token["id"] for token in others):
-            return plain, tokenizer
-    raise TokenError("The added tokens of this tokenizer cannot be told apart from its special tokens.")
-
-
-def _rename_pieces(model: dict[str, Any], names: set[str]) -> None:
-    """Puts a NUL before the pieces named, in the model given. The unknown piece of a Unigram model keeps its name."""
-    vocab = model["vocab"]
-    if isinstance(vocab, dict):
-        model["vocab"] = {(f"\0{piece}" if piece in names else piece): i for piece, i in vocab.items()}
-    else:
-        unknown = model.get("unk_id")
-        model["vocab"] = [
-            [f"\0{piece}" if piece in names and i != unknown else piece, score]
-            for i, (piece, score) in enumerate(vocab)
-        ]
-
-
-def _unknown_id(model: dict[str, Any]) -> int | None:
-    """The id that a model gives to what it does not know, if it has one."""
-    if model.get("unk_id") is not None:
-        return int(model["unk_id"])
-    token = model.get("unk_token")
-    return int(model["vocab"][token]) if token is not None and token in model["vocab"] else None
-
-
 def _awkward(offsets: np.ndarray, data: np.ndarray) -> ak.Array:
     """An Arrow string column as gigatoken takes it, not copied."""
     characters = ak.contents.NumpyArray(data, parameters={"__array__": "char"})
     strings = ak.contents.ListOffsetArray(ak.index.Index64(offsets), characters, parameters={"__array__": "string"})
     return ak.Array(strings)
+
+
+def _memory_bytes() -> int:
+    """Resident memory of this process; 0 where it cannot be read."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+    except (OSError, IndexError, ValueError):
+        return 0
 
 
 def _sample(texts: pa.Array | pa.ChunkedArray) -> list[str]:
@@ -351,59 +292,3 @@ def _first_difference(a: np.ndarray, a_lengths: np.ndarray, b: np.ndarray, b_len
         if not np.array_equal(left, b[b_ends[row] - b_lengths[row] : b_ends[row]]):
             return row
     return 0
-
-
-def token_byte_lengths(tokenizer_json: bytes) -> np.ndarray | None:
-    """How many bytes of text each id stands for: (vocab,) int64, 0 for special tokens; None where ids do not stand
-    for fixed bytes (models that are not byte-level, or that normalise)."""
-    pieces = token_bytes(tokenizer_json)
-    return None if pieces is None else np.array([len(piece) for piece in pieces], np.int64)
-
-
-def token_bytes(tokenizer_json: bytes) -> list[bytes] | None:
-    """The bytes of text that each id stands for, empty for special tokens; None where there are no such bytes."""
-    return _token_bytes(_parse(tokenizer_json))
-
-
-def _token_bytes(config: dict[str, Any]) -> list[bytes] | None:
-    model = config["model"]
-    spell = _spelling(config)
-    others = [token for token in config.get("added_tokens") or [] if not token["special"]]
-    swallows = any(token["lstrip"] or token["rstrip"] for token in others)  # white space around them
-    if spell is None or swallows or config.get("normalizer") is not None or model.get("type") != "BPE":
-        return None
-    special = _special_tokens(config)
-    added = {token["content"]: token["id"] for token in others}
-    vocab: dict[str, int] = model["vocab"]
-    out = [b""] * (max([*vocab.values(), *special.values(), *added.values()]) + 1)
-    reserved = set(special.values())
-    try:
-        for piece, i in vocab.items():
-            out[i] = b"" if i in reserved else spell(piece)
-    except KeyError:  # a character that is no byte's name
-        return None
-    for text, i in added.items():
-        out[i] = text.encode()
-    return out
-
-
-def _spelling(config: dict[str, Any]) -> Callable[[str], bytes] | None:
-    """How a piece is turned into bytes by the decoder: of bytes' names (`ByteLevel`), or as it is, but for pieces like
-    <0x0A> (`ByteFallback`, `Fuse`). None for other decoders; the function raises KeyError for an unknown name."""
-    decoder = config.get("decoder") or {}
-    if decoder.get("type") == "ByteLevel":
-        alphabet = _byte_alphabet()
-        adds_a_space = b'"add_prefix_space":true' in orjson.dumps(config.get("pre_tokenizer"))
-        return None if adds_a_space else lambda piece: bytes(alphabet[char] for char in piece)
-    steps = [step["type"] for step in decoder.get("decoders") or []]
-    if steps != ["ByteFallback", "Fuse"] or not config["model"].get("byte_fallback"):
-        return None
-    named = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
-    return lambda piece: named[piece] if piece in named else piece.encode()
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's names of the 256 bytes: printable ones stand for themselves, the others for code points from 256 up."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -22,8 +22,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from tokenizers import Tokenizer
 
 from gristmill.stages.documents import Batch
-from gristmill.tokenize.encode import plain_tokenizer, special_tokens
 from gristmill.tokenize.sample import Sample
+from gristmill.tokenize.tokenizer_json import plain_tokenizer, special_tokens
 
 COMMON_WORDS = 1_000
 INDENTATIONS = (1, 2, 3, 4, 6, 8, 12, 16)  # spaces at the start of a line of code

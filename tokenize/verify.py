@@ -21,7 +21,6 @@ import pyarrow.compute as pc
 import xxhash
 from tokenizers import Tokenizer
 
-from gristmill.tokenize.encode import token_byte_lengths
 from gristmill.tokenize.shards import (
     MANIFEST_FILE,
     TOKENIZER_FILE,
@@ -33,6 +32,7 @@ from gristmill.tokenize.shards import (
     read_index,
     read_manifest,
 )
+from gristmill.tokenize.tokenizer_json import token_byte_lengths
 
 BLOCK_IDS = 8 << 20  # ids looked at in one go
 MAX_PROBLEMS_PER_SHARD = 5

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from gristmill.tokenize.encode import Encoder, token_byte_lengths
+from gristmill.tokenize.encode import Encoder
 from gristmill.tokenize.sample import is_held_out
 from gristmill.tokenize.shards import (
     INDEX_SCHEMA,
@@ -28,6 +28,7 @@ from gristmill.tokenize.shards import (
     read_index,
     read_manifest,
 )
+from gristmill.tokenize.tokenizer_json import token_byte_lengths
 from gristmill.tokenize.verify import verify_tokens
 from gristmill.tokenize.write import index_bytes, with_eos, write_manifest, write_shard
 
