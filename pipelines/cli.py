@@ -135,12 +135,17 @@ def inspect(
 @app.command(epilog=example("gristmill report out/demo/run"))
 def report(
     run_folder: RunArgument,
-    out: Annotated[str | None, typer.Option("--out", help="File to write. Default: report.html in the run.")] = None,
+    other: Annotated[str | None, typer.Argument(metavar="[RUN]", help="A second run, to compare with.")] = None,
+    out: Annotated[str | None, typer.Option("--out", help="File to write. Default: in the first run.")] = None,
 ) -> None:
-    """Write the quality report of a run: one HTML file that opens offline."""
+    """Write the quality report of a run, or the comparison of two: one HTML file that opens offline."""
+    from gristmill.pipelines.report.compare import write_comparison
     from gristmill.pipelines.report.write import write_report
 
-    print(write_report(run_folder, out))
+    if other is None:
+        print(write_report(run_folder, out))
+    else:
+        print(write_comparison(run_folder, other, out or f"{run_folder.rstrip('/')}/comparison.html"))
 
 
 @app.command(epilog=example("gristmill verify out/demo/run"))

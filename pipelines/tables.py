@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
-from gristmill.pipelines.open_run import FunnelRow
-from gristmill.pipelines.status import SegmentStatus
+if TYPE_CHECKING:  # only names of types: `gristmill --help` should not load the kernels
+    from gristmill.pipelines.open_run import FunnelRow
+    from gristmill.pipelines.status import SegmentStatus
 
 
 def console() -> Console:
