@@ -53,10 +53,6 @@ class Language(Settings):
     def rules(self) -> tuple[Rule, ...]:
         return (Rule("too_low_language_score", "language_score", at_least=self.min_score, published="FineWeb 3.2"),)
 
-    def files(self) -> list[str]:
-        """The files that the result depends on."""
-        return [self.model] if self.model else []
-
     def __call__(self, batch: Batch) -> Result:
         model = load_model(self.model)
         labels, scores = predict(model, batch["text"], self.sample_bytes)

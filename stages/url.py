@@ -72,10 +72,10 @@ class Url(Settings):
         )
 
     def files(self) -> list[str]:
-        """The list files that the stage reads."""
+        """The list files that the stage reads; those that are missing are found out when they are loaded."""
         from_folders = [join(folder, name) for folder in self.folders for name in ("domains", "urls")]
         named = (self.host_files, self.domain_files, self.url_files, self.word_files, self.soft_word_files)
-        return [path for paths in named for path in paths] + [path for path in from_folders if exists(path)]
+        return [path for path in [*(path for paths in named for path in paths), *from_folders] if exists(path)]
 
     def __call__(self, batch: Batch) -> Result:
         url = _ascii_hosts(batch["url"].fill_null(""))
