@@ -78,7 +78,7 @@ class Source(Settings):
     """Where documents come from."""
 
     files: str | list[str]  # fsspec paths or globs
-    format: str | None = None  # "warc", "jsonl", "parquet"; by the file name where not given
+    format: str | None = None  # "warc", "wet", "jsonl", "parquet"; by the file name where not given
     dump: str | None = None  # name of the crawl, for dedupe within a dump
 
 

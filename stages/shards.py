@@ -31,7 +31,7 @@ class Shard(Settings):
     source: str
     path: str
     name: str  # the path below the folder that the listing began at: the same wherever the corpus lies
-    format: str  # "warc", "jsonl" or "parquet"
+    format: str  # "warc", "wet", "jsonl" or "parquet"
     size: int  # bytes of the whole file
     stamp: str  # modification time or etag: with path and size, the identity of the content
     dump: str | None = None
