@@ -12,7 +12,7 @@ from numba import int64, njit
 
 from gristmill.stages.kernels.english import AT_PAGE, AT_TABLE, ENGLISH, PUNCTUATION, SENTENCE
 from gristmill.stages.kernels.lines import ends_with_ellipsis, line_end, skip_space, trim_space
-from gristmill.stages.kernels.memory import flags_of, peek8, peek16, peek64, point_at, poke8, poke64
+from gristmill.stages.kernels.memory import flags_of, inner, peek8, peek16, peek64, point_at, poke8, poke64
 from gristmill.stages.kernels.unicode import DIGIT, SPACE, TABLES
 
 # Columns of `c4_lines`: lines, counted once, under the first rule that takes them.
@@ -58,7 +58,7 @@ def _phrase_table() -> np.ndarray:
 PHRASES = _phrase_table()
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _is_phrase(p, end, phrase):  # type: ignore[no-untyped-def]
     """Whether the text at p, in lower case, begins with the phrase (ASCII, closed by 0)."""
     while True:
@@ -77,7 +77,7 @@ def _is_phrase(p, end, phrase):  # type: ignore[no-untyped-def]
         phrase += 1
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _phrases(start, end, table):  # type: ignore[no-untyped-def]
     """Bits of the phrases in [start, end), and _CURLY_BRACKET for a "{"."""
     found = 0
@@ -97,7 +97,7 @@ def _phrases(start, end, table):  # type: ignore[no-untyped-def]
     return found
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _words(start, end, page, table):  # type: ignore[no-untyped-def]
     """Words between white space in [start, end) -> (their number, characters of the longest, whether "[" occurs)."""
     words = longest = length = 0
@@ -125,7 +125,7 @@ def _words(start, end, page, table):  # type: ignore[no-untyped-def]
     return words, max(longest, length), bracket
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _copy(start, end, to):  # type: ignore[no-untyped-def]
     """Copies [start, end) and returns the end of the copy."""
     while start + 8 <= end:
@@ -139,7 +139,7 @@ def _copy(start, end, to):  # type: ignore[no-untyped-def]
     return to
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _citation(p, end, page, table):  # type: ignore[no-untyped-def]
     """Bytes of the citation at p, or 0: `\\[\\d*]|\\[edit]|\\[citation needed]`."""
     q = p + 1

@@ -50,7 +50,8 @@ FILTER_BITS = 1 << 16
 AT_KIND = 0  # kind of each byte
 AT_TAIL_LAST = AT_KIND + 256  # 1 for the last byte of an ending that leaves a number
 AT_FILTER = AT_TAIL_LAST + 256  # a bit for each special case
-AT_KEYS = AT_FILTER + FILTER_BITS // 8  # uint64, hash table of special cases
+AT_PATTERN_FILTER = AT_FILTER + FILTER_BITS // 8  # a bit for the first two bytes of those that the rules take apart
+AT_KEYS = AT_PATTERN_FILTER + (1 << 16) // 8  # uint64, hash table of special cases
 AT_TAIL_KEYS = AT_KEYS + 8 * SLOTS  # uint64, hash table of endings
 AT_PIECES = AT_TAIL_KEYS + 8 * TAIL_SLOTS  # bytes of each word of a special case
 AT_PATTERNS = AT_PIECES + MAX_PIECES * SLOTS  # bytes of each word that the rules alone make of it; 0 if they find none
@@ -153,6 +154,7 @@ def build() -> None:
     pieces = np.zeros((SLOTS, MAX_PIECES), np.uint8)
     patterns = np.zeros((SLOTS, MAX_PATTERN), np.uint8)
     seen = np.zeros(FILTER_BITS // 8, np.uint8)
+    apart = np.zeros((1 << 16) // 8, np.uint8)
     longest = 0
     for text, substrings in sorted(tokenizer.rules.items()):
         data = text.encode()
@@ -165,6 +167,8 @@ def build() -> None:
         if tokenizer.find_prefix(text) or tokenizer.find_infix(text) or tokenizer.find_suffix(text):
             for i, token in enumerate(bare(text)):
                 patterns[slot, i] = len(token.text.encode())
+            pair = data[0] | data[1] << 8
+            apart[pair >> 3] |= 1 << (pair & 7)
         bit = filter_bit(data[0], data[1], data[-1], len(data))
         seen[bit >> 3] |= 1 << (bit & 7)
 
@@ -191,7 +195,7 @@ def build() -> None:
     class_page, class_table = _two_levels(_classes(tokenizer))
     if longest > LONGEST_SPECIAL or max(len(t) for t in tails) > LONGEST_TAIL:
         raise ValueError("This spaCy has longer special cases or units: raise LONGEST_SPECIAL or LONGEST_TAIL.")
-    parts = (kind, tail_last, seen, keys, tail_keys, pieces, patterns, class_page, class_table)
+    parts = (kind, tail_last, seen, apart, keys, tail_keys, pieces, patterns, class_page, class_table)
     buffer = b"".join(part.tobytes() for part in parts)
     np.savez_compressed(_FILE, spacy=np.array(version("spacy")), buffer=np.frombuffer(buffer, np.uint8))
 

@@ -12,7 +12,7 @@ import numpy as np
 from numba import int64, njit, uint64
 
 from gristmill.stages.kernels.buffers import mix64
-from gristmill.stages.kernels.memory import before, count_points, flags_of, peek8, peek64, point_at
+from gristmill.stages.kernels.memory import before, count_points, flags_of, inner, peek8, peek64, point_at
 from gristmill.stages.kernels.unicode import SPACE, TABLES, TERMINAL
 
 # Columns of `line_measures`.
@@ -36,7 +36,7 @@ DUPLICATE_FULL_LINE_CHARS = 16  # characters of second and later copies of these
 LINE_COLUMNS = 17
 
 
-@njit(nogil=True, cache=True)
+@inner
 def skip_space(p, end, page, table):  # type: ignore[no-untyped-def]
     """The first character from p on that is not white space, or `end`: the left side of str.strip."""
     while p < end:
@@ -47,7 +47,7 @@ def skip_space(p, end, page, table):  # type: ignore[no-untyped-def]
     return p
 
 
-@njit(nogil=True, cache=True)
+@inner
 def trim_space(start, end, page, table):  # type: ignore[no-untyped-def]
     """The end of [start, end) without white space before it: the right side of str.strip."""
     while end > start:
@@ -58,7 +58,7 @@ def trim_space(start, end, page, table):  # type: ignore[no-untyped-def]
     return end
 
 
-@njit(nogil=True, cache=True)
+@inner
 def line_break(p, end):  # type: ignore[no-untyped-def]
     """Bytes of the line break of str.splitlines at p, or 0."""
     b = peek8(p)
@@ -73,7 +73,7 @@ def line_break(p, end):  # type: ignore[no-untyped-def]
     return 0
 
 
-@njit(nogil=True, cache=True)
+@inner
 def line_end(p, end):  # type: ignore[no-untyped-def]
     """Where the line of str.splitlines that p is in ends -> (end of the line, bytes of its line break)."""
     while p < end:
@@ -86,7 +86,7 @@ def line_end(p, end):  # type: ignore[no-untyped-def]
     return end, 0
 
 
-@njit(nogil=True, cache=True)
+@inner
 def ends_with_ellipsis(start, end):  # type: ignore[no-untyped-def]
     """Whether [start, end) ends with "..." or "…"."""
     if end - start < 3:
@@ -95,7 +95,7 @@ def ends_with_ellipsis(start, end):  # type: ignore[no-untyped-def]
     return (a == 46 and b == 46 and c == 46) or (a == 0xE2 and b == 0x80 and c == 0xA6)
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _hash(p, end):  # type: ignore[no-untyped-def]
     h = uint64(end - p)
     while p + 8 <= end:
@@ -108,7 +108,7 @@ def _hash(p, end):  # type: ignore[no-untyped-def]
     return mix64(h)
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _equal(p, q, size):  # type: ignore[no-untyped-def]
     while size >= 8:
         if peek64(p) != peek64(q):
@@ -120,7 +120,7 @@ def _equal(p, q, size):  # type: ignore[no-untyped-def]
     return True
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _bytes_pass(start, end, row):  # type: ignore[no-untyped-def]
     """Counts characters, "#", "\\n" and ellipses."""
     chars = hashes = newlines = 0
@@ -143,7 +143,7 @@ def _bytes_pass(start, end, row):  # type: ignore[no-untyped-def]
     row[CHARS], row[HASHES], row[NEWLINES], row[ELLIPSES] = chars, hashes, newlines, ellipses
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _split_lines_pass(start, end, page, table, row):  # type: ignore[no-untyped-def]
     """Counts the lines of str.splitlines, bullets and ellipses among them."""
     lines = bullets = ellipses = 0
@@ -159,7 +159,7 @@ def _split_lines_pass(start, end, page, table, row):  # type: ignore[no-untyped-
     row[SPLIT_LINES], row[BULLET_LINES], row[ELLIPSIS_LINES] = lines, bullets, ellipses
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _pieces_pass(start, end, page, table, short_chars, paragraphs, pieces, slots, row):  # type: ignore[no-untyped-def]
     """Counts the lines that end at "\\n", or the paragraphs of stripped text, and their second and later copies.
 

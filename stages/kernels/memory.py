@@ -47,6 +47,9 @@ def _poke(bits: int) -> Any:
     return poke
 
 
+# For functions that only kernels call: without the wrappers for Python and C, which take a fifth of compile time.
+inner = njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
 peek8 = _peek(8)
 peek16 = _peek(16)
 peek32 = _peek(32)
@@ -56,7 +59,7 @@ poke32 = _poke(32)  # the low 32 bits
 poke64 = _poke(64)  # poke64(address, value): writes a uint64
 
 
-@njit(nogil=True, cache=True)
+@inner
 def point_at(p, end):  # type: ignore[no-untyped-def]
     """The code point at p of valid UTF-8 that ends at `end` -> (code point, bytes), both int64."""
     b = peek8(p)
@@ -74,7 +77,7 @@ def point_at(p, end):  # type: ignore[no-untyped-def]
     return 0xFFFD, 1
 
 
-@njit(nogil=True, cache=True)
+@inner
 def before(start, p):  # type: ignore[no-untyped-def]
     """Where the character begins that ends before p, p > start."""
     p -= 1
@@ -83,13 +86,13 @@ def before(start, p):  # type: ignore[no-untyped-def]
     return p
 
 
-@njit(nogil=True, cache=True)
+@inner
 def flags_of(page, table, point):  # type: ignore[no-untyped-def]
     """Flags of a code point in two-level tables of uint16 (`unicode.py`), given their addresses; int64."""
     return peek16(table + 2 * (peek16(page + 2 * (point >> 8)) * 256 + (point & 255)))
 
 
-@njit(nogil=True, cache=True)
+@inner
 def count_points(start, end):  # type: ignore[no-untyped-def]
     """Code points in [start, end)."""
     n = 0

@@ -16,7 +16,7 @@ import numpy as np
 from numba import int64, njit, uint64
 
 from gristmill.stages.kernels.buffers import mix64
-from gristmill.stages.kernels.memory import flags_of, peek8, peek16, point_at
+from gristmill.stages.kernels.memory import flags_of, inner, peek8, peek16, point_at
 from gristmill.stages.kernels.unicode import ALPHA, PUNCTUATION, TABLES
 
 # Columns of `word_measures`.
@@ -123,7 +123,7 @@ def word_measures(  # type: ignore[no-untyped-def]
         out[document, STOP_WORDS] = distinct
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _top_ngrams(hashes, chars, begin, words, grams, keys, counts, left, slots, row):  # type: ignore[no-untyped-def]
     """Fills row[TOP_2:] with the characters of the most common 2-, 3- and 4-gram, its words joined by spaces.
 
@@ -175,7 +175,7 @@ def _top_ngrams(hashes, chars, begin, words, grams, keys, counts, left, slots, r
                 candidates += 1
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _duplicate_ngrams(hashes, powers, chars, begin, words, grams, bits, keys, slots, row):  # type: ignore[no-untyped-def]
     """Fills row[DUPLICATE_5:] with the characters of n-grams seen before, left to right, without overlap.
 
@@ -204,8 +204,9 @@ def _duplicate_ngrams(hashes, powers, chars, begin, words, grams, bits, keys, sl
         for i in range(places):
             h = grams[i] * powers[last + i] + hashes[last + i]
             grams[i] = h
-            place = ((h ^ (h >> uint64(32))) * _K) >> shift
-            slots[i] = place
+            slots[i] = ((h ^ (h >> uint64(32))) * _K) >> shift
+        for i in range(places):  # apart from the arithmetic, which the compiler turns into vector instructions
+            place = uint64(slots[i])
             block, bit = place >> uint64(6), uint64(1) << (place & uint64(63))
             met = bits[block, 0] & bit
             bits[block, 1] |= met
@@ -215,7 +216,7 @@ def _duplicate_ngrams(hashes, powers, chars, begin, words, grams, bits, keys, sl
             row[DUPLICATE_5 + n - 5] = _repeated_chars(chars, begin, places, n, meetings, grams, bits, keys, slots)
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _repeated_chars(chars, begin, places, n, meetings, grams, bits, keys, slots):  # type: ignore[no-untyped-def]
     """The walk of `_duplicate_ngrams` over the n-grams whose bit was met again: only these can be repeated."""
     size = 16

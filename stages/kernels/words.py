@@ -26,6 +26,7 @@ from gristmill.stages.kernels.english import (
     AT_KEYS,
     AT_KIND,
     AT_PAGE,
+    AT_PATTERN_FILTER,
     AT_PATTERNS,
     AT_PIECES,
     AT_TABLE,
@@ -55,31 +56,31 @@ from gristmill.stages.kernels.english import (
     TAIL_SLOTS,
     UPPER,
 )
-from gristmill.stages.kernels.memory import before, flags_of, peek8, peek32, peek64, point_at, poke32
+from gristmill.stages.kernels.memory import before, flags_of, inner, peek8, peek16, peek32, peek64, point_at, poke32
 
 _FNV_PRIME = np.uint64(0x100000001B3)
 _FNV_START = np.uint64(0xCBF29CE484222325)
 _DIGIT = 1 << 16  # a digit 0-9, among the flags that `_split_middle` carries from character to character
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _flags(english, point):  # type: ignore[no-untyped-def]
     """spaCy's classes of a code point."""
     return flags_of(english + AT_PAGE, english + AT_TABLE, point)
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _flags_at(p, end, english):  # type: ignore[no-untyped-def]
     """spaCy's classes of the character at p; 0 behind the end."""
     return _flags(english, point_at(p, end)[0]) if p < end else 0
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _is_digit(byte):  # type: ignore[no-untyped-def]
     return 48 <= byte <= 57
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _find(start, end, keys, slots):  # type: ignore[no-untyped-def]
     """The slot of the bytes [start, end) in a table of FNV-1a keys, or -1."""
     h = _FNV_START
@@ -95,7 +96,7 @@ def _find(start, end, keys, slots):  # type: ignore[no-untyped-def]
         slot = (slot + 1) & (slots - 1)
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _special(start, end, english):  # type: ignore[no-untyped-def]
     """The slot of the special case [start, end), or -1."""
     length = end - start
@@ -109,7 +110,7 @@ def _special(start, end, english):  # type: ignore[no-untyped-def]
     return _find(start, end, english + AT_KEYS, SLOTS)
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _prefix(start, end, english):  # type: ignore[no-untyped-def]
     """Bytes of the prefix that spaCy's TOKENIZER_PREFIXES take off [start, end), or 0."""
     b = peek8(start)
@@ -130,7 +131,7 @@ def _prefix(start, end, english):  # type: ignore[no-untyped-def]
     return 0
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _stop_leaves(start, stop, english):  # type: ignore[no-untyped-def]
     """Whether the full stop at `stop` leaves the end of a word that begins at `start`."""
     if stop == start:
@@ -148,7 +149,7 @@ def _stop_leaves(start, stop, english):  # type: ignore[no-untyped-def]
     return point == 0xB0 and p + 1 == stop and (b == 99 or b == 102 or b == 107)
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _suffix(start, end, english):  # type: ignore[no-untyped-def]
     """Bytes of the suffix that spaCy's TOKENIZER_SUFFIXES take off [start, end), or 0. The longest one wins."""
     if start >= end:
@@ -186,7 +187,7 @@ def _suffix(start, end, english):  # type: ignore[no-untyped-def]
     return best
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _dashes(p, end, length, dash, most, english):  # type: ignore[no-untyped-def]
     """Bytes of one to `most` equal dashes at p, each `length` bytes, that a letter follows; 0 if none does."""
     q = p
@@ -202,10 +203,12 @@ def _dashes(p, end, length, dash, most, english):  # type: ignore[no-untyped-def
     return 0
 
 
-@njit(nogil=True, cache=True)
-def _infix(p, end, left, english):  # type: ignore[no-untyped-def]
-    """Bytes of the infix that spaCy's TOKENIZER_INFIXES find at p, or 0. left: flags of the character before p."""
-    point, n = point_at(p, end)
+@inner
+def _infix(point, n, p, end, left, english):  # type: ignore[no-untyped-def]
+    """Bytes of the infix that spaCy's TOKENIZER_INFIXES find at p, or 0.
+
+    point, n: the character at p and its bytes. left: flags of the character before it.
+    """
     if point == 46:
         while p + n < end and peek8(p + n) == 46:
             n += 1
@@ -235,13 +238,13 @@ def _infix(p, end, left, english):  # type: ignore[no-untyped-def]
     return 0
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _host_byte(byte):  # type: ignore[no-untyped-def]
     """Whether the byte can be in a label of a host name, apart from _ and -."""
     return _is_digit(byte) or 97 <= (byte | 32) <= 122 or byte >= 128
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _address_ends(p, end):  # type: ignore[no-untyped-def]
     """Whether an optional port and path, `(:\\d{2,5})?([/?#].*)?`, reach from p to the end."""
     if p < end and peek8(p) == 58:
@@ -257,7 +260,7 @@ def _address_ends(p, end):  # type: ignore[no-untyped-def]
     return b == 47 or b == 63 or b == 35
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _is_host(start, end, english):  # type: ignore[no-untyped-def]
     """Whether [start, end) is a host name with optional port and path: labels, then a lower-case last label."""
     p = start
@@ -290,7 +293,7 @@ def _is_host(start, end, english):  # type: ignore[no-untyped-def]
     return False
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _is_ip(start, end):  # type: ignore[no-untyped-def]
     """Whether [start, end) is a public IPv4 address with optional port and path, by spaCy's expression."""
     p = start
@@ -318,7 +321,7 @@ def _is_ip(start, end):  # type: ignore[no-untyped-def]
     return _address_ends(p, end)
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _is_address(start, end, english):  # type: ignore[no-untyped-def]
     """Whether spaCy's URL_PATTERN matches [start, end): scheme://user@host:port/path, all but the host optional.
 
@@ -350,7 +353,7 @@ def _is_address(start, end, english):  # type: ignore[no-untyped-def]
     return False
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _write(start, end, n, base, starts, ends):  # type: ignore[no-untyped-def]
     """Writes word number n. Returns n + 1."""
     poke32(starts + 4 * n, start - base)
@@ -358,7 +361,7 @@ def _write(start, end, n, base, starts, ends):  # type: ignore[no-untyped-def]
     return n + 1
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _write_special(start, end, slot, n, base, english, starts, ends):  # type: ignore[no-untyped-def]
     """Writes the words of the special case [start, end). Returns the new n."""
     for i in range(MAX_PIECES):
@@ -370,24 +373,27 @@ def _write_special(start, end, slot, n, base, english, starts, ends):  # type: i
     return n
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _split_middle(start, end, n, base, english, starts, ends):  # type: ignore[no-untyped-def]
     """Writes what prefixes and suffixes left: one address, or the parts between infixes. Returns the new n."""
     asked = False
     word = p = start
     left = 0
     while p < end:
-        b = peek8(p)
-        kind = peek8(english + AT_KIND + b)
-        if kind == KIND_DIGIT:
-            left = _DIGIT
-            p += 1
-            continue
-        if kind == KIND_LETTER:
-            left = _flags(english, b)
-            p += 1
-            continue
-        length = _infix(p, end, left, english)
+        point = peek8(p)
+        size = 1
+        if point < 128:
+            kind = peek8(english + AT_KIND + point)
+            if kind == KIND_DIGIT:
+                left = _DIGIT
+                p += 1
+                continue
+            flags = _flags(english, point)
+        else:
+            point, size = point_at(p, end)
+            flags = _flags(english, point)
+        length = 0 if flags & PLAIN else _infix(point, size, p, end, left, english)
+        left = flags
         if length and p > start:
             if not asked and _is_address(start, end, english):
                 break
@@ -396,12 +402,11 @@ def _split_middle(start, end, n, base, english, starts, ends):  # type: ignore[n
                 n = _write(word, p, n, base, starts, ends)
             n = _write(p, p + length, n, base, starts, ends)
             word = p + length
-        p += length if length else point_at(p, end)[1]
-        left = _flags_at(before(start, p), p, english)
+        p += length if length else size  # an infix of several characters is one character repeated
     return _write(word, end, n, base, starts, ends) if word < end else n
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _taken_apart(i, m, base, english, starts, ends):  # type: ignore[no-untyped-def]
     """The slot of the special case that words i..i+m make together, word by word as its pattern says, or -1."""
     start = base + peek32(starts + 4 * i)
@@ -415,10 +420,14 @@ def _taken_apart(i, m, base, english, starts, ends):  # type: ignore[no-untyped-
     return slot if m + 1 == MAX_PATTERN or peek8(pattern + m + 1) == 0 else -1
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _any_taken_apart(first, n, base, english, starts, ends):  # type: ignore[no-untyped-def]
     """Whether words first..n-1 hold a special case that was taken apart."""
-    for i in range(first, n):
+    for i in range(first, n - 1):
+        start = base + peek32(starts + 4 * i)
+        pair = peek16(start)  # a word follows, so there are two bytes
+        if not (peek8(english + AT_PATTERN_FILTER + (pair >> 3)) >> (pair & 7)) & 1:
+            continue
         for m in range(1, min(MAX_PATTERN, n - i)):
             if peek32(ends + 4 * (i + m)) - peek32(starts + 4 * i) > LONGEST_SPECIAL:
                 break
@@ -427,7 +436,7 @@ def _any_taken_apart(first, n, base, english, starts, ends):  # type: ignore[no-
     return False
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _restore_specials(first, n, base, english, starts, ends):  # type: ignore[no-untyped-def]
     """Puts special cases together again among the words first..n-1 of one run. Returns the new n.
 
@@ -462,7 +471,7 @@ def _restore_specials(first, n, base, english, starts, ends):  # type: ignore[no
     return n
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _english_run(start, end, n, base, english, starts, ends, capacity):  # type: ignore[no-untyped-def]
     """Splits one run without white space, [start, end). Returns the new n. Suffixes wait at the arrays' far end."""
     first, top = n, capacity
