@@ -66,7 +66,7 @@ def make_plan(recipe: Recipe, shards: Sequence[Shard]) -> Plan:
             if name not in model_keys
         }
         model_keys |= trained
-        sign, cluster = _gate_keys(segment, shards, keys)
+        sign, cluster = _gate_keys(recipe, segment, shards, keys)
         passed = []
         for shard, key in zip(shards, keys, strict=True):
             identities = [_identity(recipe, use, model_keys) for use in segment.uses if use.applies(shard.source)]
@@ -90,7 +90,7 @@ def _identity(recipe: Recipe, use: StageUse, model_keys: dict[str, str]) -> list
 
 def _foreign_files(recipe: Recipe, stage: Any) -> list[list[Any]]:
     """Identity of files that a stage reads besides its documents: lists, models by path."""
-    paths = list(stage.files()) if hasattr(stage, "files") else []
+    paths = [*(stage.files() if hasattr(stage, "files") else ()), *getattr(stage, "against", ())]
     model = getattr(stage, "model", None)
     if isinstance(model, str) and model not in recipe.models and exists(model):
         paths.append(model)
@@ -115,10 +115,12 @@ def _model_identity(recipe: Recipe, name: str) -> tuple[int, list[Any]]:
     return settings.version, files
 
 
-def _gate_keys(segment: Segment, shards: Sequence[Shard], keys: Sequence[str]) -> tuple[dict[int, str], str | None]:
+def _gate_keys(
+    recipe: Recipe, segment: Segment, shards: Sequence[Shard], keys: Sequence[str]
+) -> tuple[dict[int, str], str | None]:
     gate = segment.gate
     if gate is None:
         return {}, None
     identity = [gate.key, gate.stage.version, gate.stage.model_dump(mode="json")]
     sign = {s.index: hash_of("sign", identity, keys[s.index]) for s in shards if gate.applies(s.source)}
-    return sign, hash_of("cluster", identity, sorted(sign.items()))
+    return sign, hash_of("cluster", identity, _foreign_files(recipe, gate.stage), sorted(sign.items()))

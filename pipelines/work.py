@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
+from fsspec.implementations.local import LocalFileSystem
 
 from gristmill.stages.documents import (
     BASE_FIELDS,
@@ -383,9 +384,7 @@ def run_cluster(order: ClusterOrder) -> dict[str, Any]:
     for shard, key in zip(order.shards, order.sign_keys, strict=True):
         card = orjson.loads(read_bytes(parts_of(order.out, order.folder, "sign", shard, "json")))
         path = parts_of(order.out, order.folder, "sign", shard, "arrow")
-        fs, inner = filesystem(path)
-        with fs.open(inner, "rb") as file:
-            table = pa.ipc.open_file(file).read_all()
+        table = _signatures(path)
         if card["key"] != key or card["rows"] != table.num_rows:
             raise ShardError(
                 f"{path} holds signatures of another run or is incomplete. Delete it and run the recipe again."
@@ -404,6 +403,15 @@ def run_cluster(order: ClusterOrder) -> dict[str, Any]:
     }
     publish_bytes(join(order.out, order.folder, "cluster", "card.json"), orjson.dumps(card, option=orjson.OPT_INDENT_2))
     return card
+
+
+def _signatures(path: str) -> pa.Table:
+    """A signature file; mapped, not read, where it lies on a local disk."""
+    fs, inner = filesystem(path)
+    if isinstance(fs, LocalFileSystem):
+        return pa.ipc.open_file(pa.memory_map(inner)).read_all()
+    with fs.open(inner, "rb") as file:
+        return pa.ipc.open_file(file).read_all()
 
 
 def summary(ledger: Mapping[str, Any]) -> dict[str, int]:

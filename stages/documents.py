@@ -142,7 +142,7 @@ class GlobalStage(Protocol):
     all shards, in shard order, and gives a table for every shard: one row for each document that it has something
     to say about (`doc_id` string, `reason` string or null to keep, then the columns of `adds`).
     `keep` joins by `doc_id`; documents without a row are kept and get null in the columns of `adds`. The runner
-    counts that every row met its document.
+    counts that every row met its document. `needs` may depend on the settings of an instance.
     """
 
     name: ClassVar[str]
