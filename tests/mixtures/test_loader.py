@@ -94,6 +94,17 @@ def test_windows_across_shards_are_whole(tokens: Any) -> None:
     assert (crossing == expected).all()
 
 
+@pytest.mark.parametrize("seq_len", [20, 24, 499])
+def test_windows_that_end_at_the_edge_of_a_shard(tokens: Any, seq_len: int) -> None:
+    # 1,000 tokens in two shards of 500. Windows of 21 may end one token past the edge (480 to 500), windows of 500 end
+    # with the shard. All in one batch, so that addresses are used.
+    windows = 999 // seq_len
+    plan = Mixture(name="m", sources={"docs": 1}, max_epochs=20).plan(tokens, seq_len, max(windows, 10) * seq_len)
+    (batch,) = plan.loader(batch_windows=plan.windows)
+    for row, window in zip(batch.tokens, batch.window, strict=True):
+        assert (row == tokens.sources["docs"].read(int(window) * seq_len, seq_len + 1)).all()
+
+
 def test_plan_and_loader_can_be_pickled(tokens: Any) -> None:
     plan = plan_of(tokens)
     loader = plan.loader(batch_windows=10)
