@@ -13,7 +13,7 @@ cache first, and the clock on the wall counts.
     order.plan_15t_ms    opening a plan of 15e12 tokens over 200 sources, and order.plan_15t_mb, what it holds
     order.positions_1m_ms  source, epoch and window of a million positions of it
 
-To expect on one core of a server of 2024 (seen on a shared one): warm 650 for ours, 85 with document numbers and targets
+To expect on one core of a server of 2024 (seen on a shared one): warm 650 for ours, 85 with documents and targets
 as tensors, 75 for nanoGPT, 150 for datatrove, which reads in order and so cannot mix or shuffle; a plan of 15e12 tokens
 with a ramp of 64 steps in 0.5 s and 1 MB, a million positions in 0.2 s. Cold, the disk decides.
 """
