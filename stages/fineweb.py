@@ -26,6 +26,7 @@ from gristmill.stages.documents import (
 )
 from gristmill.stages.kernels import lines, ngrams
 from gristmill.stages.kernels.measures import SHORT_LINE_CHARS, measure, ratio
+from gristmill.stages.kernels.words import Splitter
 
 _PAPER = "FineWeb (Penedo et al. 2024), section 3.6; datatrove FineWebQualityFilter"
 _CODE = "datatrove FineWebQualityFilter"
@@ -51,6 +52,7 @@ class FineWeb(Settings):
     short_line_chars: int = SHORT_LINE_CHARS
     max_duplicate_line_chars: float | None = 0.01  # share of characters in second and later copies of a line
     max_newlines: float | None = 0.3  # line breaks per word
+    words: Splitter = "english"  # how words are found; "unicode" for other alphabets: `kernels/words.py`
 
     def rules(self) -> tuple[Rule, ...]:
         return (
@@ -70,7 +72,7 @@ class FineWeb(Settings):
 
     def measure(self, batch: Batch) -> dict[str, np.ndarray]:
         """The measures of each document, (documents,) float64 by column."""
-        found = measure(batch["text"], with_ngrams=False, short_line_chars=self.short_line_chars)
+        found = measure(batch["text"], with_ngrams=False, splitter=self.words, short_line_chars=self.short_line_chars)
         counts = found.lines.T
         full = counts[lines.FULL_LINES]
         chars = counts[lines.CHARS] - counts[lines.NEWLINES]

@@ -28,6 +28,7 @@ from gristmill.stages.documents import (
 )
 from gristmill.stages.kernels import lines, ngrams
 from gristmill.stages.kernels.measures import GOPHER_STOP_WORDS, measure, ratio
+from gristmill.stages.kernels.words import Splitter
 
 _PAPER = "Gopher (Rae et al. 2021), appendix A1.1; datatrove GopherQualityFilter"
 _TABLE = "Gopher (Rae et al. 2021), table A1; datatrove GopherRepetitionFilter"
@@ -66,6 +67,7 @@ class GopherQuality(Settings):
     min_alphabetic_words: float | None = 0.8  # share of words with a letter
     min_stop_words: int | None = 2  # different ones, in the case written
     stop_words: tuple[str, ...] = GOPHER_STOP_WORDS
+    words: Splitter = "english"  # how words are found; "unicode" for other alphabets: `kernels/words.py`
 
     def rules(self) -> tuple[Rule, ...]:
         at = "gopher_quality."
@@ -89,7 +91,7 @@ class GopherQuality(Settings):
 
     def measure(self, batch: Batch) -> dict[str, np.ndarray]:
         """The measures of each document, (documents,) float64 by column."""
-        found = measure(batch["text"], with_ngrams=False, stop_words=self.stop_words)
+        found = measure(batch["text"], with_ngrams=False, splitter=self.words, stop_words=self.stop_words)
         words, lines_ = found.words.T, found.lines.T
         every = words[ngrams.WORDS]
         split_lines = lines_[lines.SPLIT_LINES]
@@ -142,9 +144,10 @@ class GopherRepetition(Settings):
     max_duplicate_8_gram_chars: float | None = 0.12
     max_duplicate_9_gram_chars: float | None = 0.11
     max_duplicate_10_gram_chars: float | None = 0.10
+    words: Splitter = "english"  # how words are found; "unicode" for other alphabets: `kernels/words.py`
 
     def rules(self) -> tuple[Rule, ...]:
-        limits: dict[str, Any] = self.model_dump()
+        limits: dict[str, Any] = self.model_dump(exclude={"words"})
         return (
             Rule("empty", "gopher_repetition.chars", at_least=1, published="datatrove GopherRepetitionFilter"),
             *(
@@ -160,7 +163,7 @@ class GopherRepetition(Settings):
 
     def measure(self, batch: Batch) -> dict[str, np.ndarray]:
         """The measures of each document, (documents,) float64 by column."""
-        found = measure(batch["text"], with_ngrams=True)
+        found = measure(batch["text"], with_ngrams=True, splitter=self.words)
         counts, grams = found.lines.T, found.ngrams.T
         chars = counts[lines.CHARS]
         at = "gopher_repetition."

@@ -79,6 +79,7 @@ def _look_up(known, keys, rows):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True)
 class _Settings:
+    splitter: words.Splitter
     stop_words: tuple[str, ...]
     short_line_chars: int
 
@@ -98,11 +99,12 @@ def measure(
     text: pa.Array,
     *,
     with_ngrams: bool,
+    splitter: words.Splitter = "english",
     stop_words: tuple[str, ...] = GOPHER_STOP_WORDS,
     short_line_chars: int = SHORT_LINE_CHARS,
 ) -> Measures:
     """The counts of every document of a string column. Without `with_ngrams` those of n-grams may be missing (0)."""
-    settings = _Settings(stop_words, short_line_chars)
+    settings = _Settings(splitter, stop_words, short_line_chars)
     offsets, data = string_views(text)
     keys = np.empty((len(text), 2), np.uint64)
     _text_keys(offsets, data, keys)
@@ -140,7 +142,7 @@ def _measure_all(offsets: np.ndarray, data: np.ndarray, settings: _Settings, wit
     stops = ngrams.stop_table(settings.stop_words)
     hashes = powers = np.empty(0, np.uint64)
     chars = np.empty(0, np.int32)
-    for group in words.word_groups(offsets, data):
+    for group in words.word_groups(offsets, data, settings.splitter):
         if len(group.starts) > len(chars):
             hashes, powers = np.empty(len(group.starts), np.uint64), np.empty(len(group.starts), np.uint64)
             chars = np.empty(len(group.starts), np.int32)

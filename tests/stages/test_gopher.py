@@ -124,6 +124,16 @@ def test_stop_words_are_a_setting() -> None:
     assert found["stop_words"] == 2
 
 
+def test_words_of_other_alphabets_are_a_setting() -> None:
+    """Six Han characters and a full stop are one English word and its suffix, but seven words of any alphabet."""
+    (english,) = measured(GopherQuality(), ["我爱编程语言。"])
+    (unicode,) = measured(GopherQuality(words="unicode", stop_words=("我",)), ["我爱编程语言。"])
+    assert (english["words"], english["mean_word_chars"]) == (1, 6)
+    assert (unicode["words"], unicode["mean_word_chars"], unicode["stop_words"]) == (6, 1, 1)
+    (repeated,) = measured(GopherRepetition(words="unicode"), ["编程语言" * 5])
+    assert repeated["top_2_gram_chars"] == 3 * 5 / 20
+
+
 def reference_lines(text: str) -> dict[int, int]:
     """What datatrove's filters count in a text, with Python's own strings."""
     import re

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from gristmill.stages.kernels import words as kernel
 from gristmill.stages.kernels.buffers import string_views
-from gristmill.stages.kernels.words import word_groups
+from gristmill.stages.kernels.words import Splitter, word_groups
 
 
-def split(texts: list[str] | pa.Array) -> list[list[str]]:
+def split(texts: list[str] | pa.Array, splitter: Splitter = "english") -> list[list[str]]:
     """The words of each text, as strings."""
     column = texts if isinstance(texts, pa.Array) else pa.array(texts, pa.string())
     offsets, data = string_views(column)
     out = []
-    for group in word_groups(offsets, data):
+    for group in word_groups(offsets, data, splitter):
         n = 0
         for document in range(group.first, group.last):
             text = data[offsets[document] : offsets[document + 1]].tobytes()
@@ -94,6 +94,41 @@ def test_a_line_of_a_million_characters_without_space_takes_no_time(piece: str) 
     words = split([text])[0]
     assert "".join(words) == text
     assert len(words) <= 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("L'été, c'est fini... vraiment?", "L'été , c'est fini ... vraiment ?"),
+        ("Цена: 1,5 руб. (3.14)", "Цена : 1,5 руб . ( 3.14 )"),
+        ("col·laborar e-mail snake_case 'quoted'", "col·laborar e - mail snake_case ' quoted '"),
+        ("مرحبا، كيف حالك؟", "مرحبا ، كيف حالك ؟"),
+        ("नमस्ते दुनिया।", "नमस्ते दुनिया ।"),  # vowel signs are marks and stay
+        ("می\u200cخواهم", "می\u200cخواهم"),
+        ("我爱Python3编程。", "我 爱 Python3 编 程 。"),
+        ("กำลังดี", "ก ำ ลั ง ดี"),  # U+0E33 is a letter in Unicode; the other vowel signs are marks
+        ("ひらがなABC", "ひ ら が な ABC"),
+        ("👍🏽 ok", "👍 🏽 ok"),
+        (" \n\t\u3000", ""),
+    ],
+)
+def test_words_of_other_alphabets_by_hand(text: str, words: str) -> None:
+    assert split([text], "unicode") == [words.split()]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.text(st.characters(codec="utf-8"), max_size=40), max_size=6), st.integers(0, 3))
+def test_words_of_any_alphabet_hold_every_character_that_is_not_space(texts: list[str], cut: int) -> None:
+    found = split(texts, "unicode")
+    assert ["".join(words) for words in found] == ["".join(text.split()) for text in texts]
+    assert split(pa.array(texts, pa.string()).slice(cut), "unicode") == found[cut:]
+
+
+def test_words_of_other_alphabets_read_no_byte_outside_a_document(guarded, adversarial_documents: list[str]) -> None:  # type: ignore[no-untyped-def]
+    texts = [text[:60] for text in adversarial_documents]
+    expected = split(texts, "unicode")
+    for guard in (b"\xff" * 64, b"'a" * 32, b"\xcc\x81" * 32, b".9" * 32):
+        assert split(guarded(texts, guard), "unicode") == expected
 
 
 def test_an_empty_column_has_no_groups() -> None:
