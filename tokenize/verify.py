@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
-from tokenizers import Tokenizer
+from numba import njit
 
 from gristmill.tokenize.shards import (
     MANIFEST_FILE,
@@ -32,9 +32,8 @@ from gristmill.tokenize.shards import (
     read_index,
     read_manifest,
 )
-from gristmill.tokenize.tokenizer_json import token_byte_lengths
+from gristmill.tokenize.tokenizer_json import parse, token_byte_lengths, vocabulary
 
-BLOCK_IDS = 8 << 20  # ids looked at in one go
 MAX_PROBLEMS_PER_SHARD = 5
 
 
@@ -67,7 +66,7 @@ def _tokenizer(folder: Path, manifest: TokenManifest) -> tuple[list[str], np.nda
             f"{path}: not the tokenizer that made the shards: its hash is {found}, {MANIFEST_FILE} says "
             f"{manifest.tokenizer_xxh3}."
         ], None
-    vocab = Tokenizer.from_str(data.decode()).get_vocab(with_added_tokens=True)
+    vocab = vocabulary(parse(data))
     problems = []
     if max(vocab.values()) + 1 != manifest.vocab_size:
         problems.append(
@@ -158,38 +157,53 @@ def _ids(
             f"{path}: document {row} ({_name(table, row)}) ends with id {int(ids[ends[row] - 1])}, not with the "
             f"end-of-text id {manifest.eos_id}."
         )
-    kind = _kinds(manifest)
-    sums = np.zeros(len(ends) + 1, np.int64)  # bytes that stand before each document
-    for low in range(0, len(ids), BLOCK_IDS):
-        block = ids[low : low + BLOCK_IDS]
-        if int(block.max()) >= manifest.vocab_size:
-            at = low + int(np.argmax(block >= manifest.vocab_size))
-            row = int(np.searchsorted(ends, at, side="right"))
-            yield (
-                f"{path}: id {int(ids[at])} at position {at:,} (document {row}, {_name(table, row)}) is outside the "
-                f"vocabulary of {manifest.vocab_size:,}."
-            )
-            return
-        reserved = low + np.flatnonzero(kind[block])
-        row_of = np.searchsorted(ends, reserved, side="right")
-        inside = reserved != ends[row_of] - 1
-        if manifest.plain_text and inside.any():
-            at, row = int(reserved[np.argmax(inside)]), int(row_of[np.argmax(inside)])
-            yield (
-                f"{path}: special id {int(ids[at])} at position {at:,}, inside document {row} ({_name(table, row)})."
-            )
-        if byte_lengths is not None:
-            first, last = (int(x) for x in np.searchsorted(ends, [low, low + len(block) - 1], side="right"))
-            cuts = np.maximum(ends[first : last + 1] - length[first : last + 1] - low, 0)
-            sums[first : last + 1] += np.add.reduceat(byte_lengths[block], cuts)
+    lengths = np.zeros(manifest.vocab_size, np.uint32) if byte_lengths is None else byte_lengths.astype(np.uint32)
+    outside, special, sums = _scan(ids, ends, _kinds(manifest), lengths)
+    if outside >= 0:
+        row = int(np.searchsorted(ends, outside, side="right"))
+        yield (
+            f"{path}: id {int(ids[outside])} at position {outside:,} (document {row}, {_name(table, row)}) is outside "
+            f"the vocabulary of {manifest.vocab_size:,}."
+        )
+        return
+    if manifest.plain_text and special >= 0:
+        row = int(np.searchsorted(ends, special, side="right"))
+        yield (
+            f"{path}: special id {int(ids[special])} at position {special:,}, inside document {row} "
+            f"({_name(table, row)})."
+        )
     if byte_lengths is not None:
-        wrong = np.flatnonzero(sums[:-1] != table["bytes"].to_numpy())
+        wrong = np.flatnonzero(sums != table["bytes"].to_numpy())
         if len(wrong):
             row = int(wrong[0])
             yield (
                 f"{path}: document {row} ({_name(table, row)}) decodes to {int(sums[row]):,} bytes, but its text had "
                 f"{table['bytes'][row].as_py():,}."
             )
+
+
+@njit(nogil=True, cache=True)
+def _scan(ids, ends, special, byte_lengths):  # type: ignore[no-untyped-def]
+    """ids (tokens,), ends (documents,) -> (first position of an id outside the vocabulary, first position of a special
+    id before a document's last, both -1 for none, bytes that each document stands for (documents,) int64).
+
+    Stops at an id outside the vocabulary.
+    """
+    sums = np.zeros(ends.shape[0], np.int64)
+    inside = np.int64(-1)
+    at = np.int64(0)
+    for row in range(ends.shape[0]):
+        total = np.int64(0)
+        while at < ends[row]:
+            i = np.int64(ids[at])
+            if i >= special.shape[0]:
+                return at, inside, sums
+            if special[i] and at != ends[row] - 1 and inside < 0:
+                inside = at
+            total += np.int64(byte_lengths[i])
+            at += 1
+        sums[row] = total
+    return np.int64(-1), inside, sums
 
 
 def _kinds(manifest: TokenManifest) -> np.ndarray:
