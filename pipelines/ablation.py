@@ -28,7 +28,7 @@ def run_ablation(file: Path, tokens: str, out: str, display: Display) -> tuple[i
             nonlocal trained
             kind, done = event["event"], int(event["index"]) * steps
             if kind == "step":
-                phase.to(done + int(event["step"]), len(planned) * steps, f"{event['run']}  loss {event['loss']:.3f}")
+                phase.to(done + int(event["step"]), len(planned) * steps, f"{event['run']}  {loss_of(event)}")
             elif kind in ("done", "found"):
                 trained += kind == "done"
                 phase.to(done + steps, len(planned) * steps, str(event["run"]))
@@ -43,6 +43,11 @@ def run_ablation(file: Path, tokens: str, out: str, display: Display) -> tuple[i
     if not trained:
         display.say(f"Nothing to train: all {len(planned)} runs are there and up to date.")
     return trained, ranking.model_dump(mode="json")
+
+
+def loss_of(line: dict[str, Any]) -> str:
+    """The loss of a line of metrics; a step whose loss was no number has none."""
+    return "skipped" if line.get("loss") is None else f"loss {line['loss']:.3f}"
 
 
 def ranking_rows(ranking: dict[str, Any]) -> tuple[list[str], Rows, list[str]]:

@@ -60,6 +60,7 @@ def train(
     as_json: JsonOption = False,
 ) -> None:
     """Train one model on a mixture and score it on held-out documents."""
+    from gristmill.pipelines.ablation import loss_of
     from gristmill.pipelines.progress import Display
     from gristmill.stages.settings_file import load
     from gristmill.trainer.config import TrainConfig
@@ -69,7 +70,7 @@ def train(
     with Display(as_json=as_json) as display, display.phase("train", settings.total_steps) as phase:
 
         def on_progress(line: dict[str, Any]) -> None:
-            phase.to(int(line["step"]), settings.total_steps, f"loss {line['loss']:.3f}")
+            phase.to(int(line["step"]), settings.total_steps, loss_of(line))
             display.event("step", **line)
 
         outcome = run(settings, mixture, tokens, out, on_progress)
