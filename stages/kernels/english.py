@@ -1,4 +1,4 @@
-"""Tables of spaCy's English word rules, frozen, for the word splitter in `words.py`.
+"""Tables of spaCy's English word rules, frozen, for the word splitter in `english_words.py`.
 
 datatrove splits English into words with `spacy.blank("en")`, and the published limits of Gopher and FineWeb were run on
 those words: a comma is a word, "don't" is two. So the rules are taken over exactly, as tables: classes of characters,

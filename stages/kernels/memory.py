@@ -48,7 +48,8 @@ def _poke(bits: int) -> Any:
 
 
 # For functions that only kernels call: without the wrappers for Python and C, which take a fifth of compile time.
-inner = njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+_INNER: dict[str, Any] = {"nogil": True, "cache": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+inner: Any = njit(**_INNER)
 
 peek8 = _peek(8)
 peek16 = _peek(16)
