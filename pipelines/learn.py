@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import tempfile
@@ -20,7 +21,7 @@ from gristmill.stages.documents import Batch
 from gristmill.stages.ledger import Amount, FileRecord, ShardLedger, StageLedger, amount
 from gristmill.stages.models import Selection
 from gristmill.stages.shards import Shard, ShardError, checksum, filesystem, join, publish, publish_bytes, read_bytes
-from gristmill.tokenize.encode import Backend, Encoder
+from gristmill.tokenize.encode import Backend, thread_encoder
 from gristmill.tokenize.train import TokenizerSettings, tokenizer_bytes, train
 from gristmill.tokenize.write import write_shard
 
@@ -46,6 +47,7 @@ class TokenizerOrder:
     settings: TokenizerSettings
     upstream: str
     shards: tuple[Shard, ...]
+    holdout_share: float  # held-out documents are not learned from
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,11 @@ def run_tokenizer(order: TokenizerOrder) -> dict[str, Any]:
             for batch in kept_batches(parts_of(order.out, order.upstream, "kept", shard, "parquet"), ["text"]):
                 yield batch["text"]
 
-    tokenizer = train({source: texts(shards) for source, shards in by_source.items()}, order.settings)
+    tokenizer = train(
+        {source: texts(shards) for source, shards in by_source.items()},
+        order.settings,
+        holdout_share=order.holdout_share,
+    )
     publish_bytes(join(order.out, "tokens", "tokenizer.json"), tokenizer_bytes(tokenizer))
     card = {"key": order.key, "vocab_size": tokenizer.get_vocab_size(), "seconds": time.perf_counter() - begun}
     publish_bytes(join(order.out, "tokens", "tokenizer_card.json"), orjson.dumps(card))
@@ -127,7 +133,10 @@ def run_tokens(order: TokensOrder) -> dict[str, Any]:
             account.read = account.read + amount(batch)
             yield batch
 
-    encoder = Encoder(read_bytes(join(folder, "tokenizer.json")), eos_token=order.eos_token, backend=order.encoder)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one worker, one core
+    encoder = thread_encoder(
+        read_bytes(join(folder, "tokenizer.json")), eos_token=order.eos_token, backend=order.encoder
+    )
     infos = write_shard(
         counted(),
         encoder,

@@ -75,7 +75,7 @@ def make_plan(recipe: Recipe, shards: Sequence[Shard]) -> Plan:
         plans.append(SegmentPlan(segment, trained, sign, cluster, tuple(keys)))
     tokenizer, tokens = None, ()
     if recipe.tokenizer is not None:
-        tokenizer = hash_of("tokenizer", recipe.tokenizer.model_dump(mode="json"), keys)
+        tokenizer = hash_of("tokenizer", recipe.tokenizer.model_dump(mode="json"), recipe.tokens.holdout_share, keys)
         tokens = tuple(hash_of("tokens", tokenizer, recipe.tokens.model_dump(mode="json"), key) for key in keys)
     return Plan(recipe, tuple(shards), tuple(plans), tokenizer, tokens)
 

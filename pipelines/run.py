@@ -298,7 +298,14 @@ class _Runner:
         self.display.say("tokens: tokenizer, shards")
         folder = plan.segments[-1].segment.folder
         if card_key(join(self.out, "tokens", "tokenizer_card.json")) != plan.tokenizer:
-            order = TokenizerOrder(self.out, plan.tokenizer, plan.recipe.tokenizer, folder, plan.shards)
+            order = TokenizerOrder(
+                out=self.out,
+                key=plan.tokenizer,
+                settings=plan.recipe.tokenizer,
+                upstream=folder,
+                shards=plan.shards,
+                holdout_share=plan.recipe.tokens.holdout_share,
+            )
             self._work("tokenizer", run_tokenizer, [order], ["tokenizer"], lambda _: {})
         orders = [
             TokensOrder(

@@ -44,14 +44,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
-Batch = pa.RecordBatch
+Batch: TypeAlias = pa.RecordBatch
 
 MAX_BATCH_DOCUMENTS = 8_192
 MAX_BATCH_BYTES = 32 << 20  # of text or HTML; one larger document is a batch of its own

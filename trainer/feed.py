@@ -26,6 +26,11 @@ class Feed:
                 f"trains on {needed:,}: {config.total_steps:,} steps of {config.batch_windows}. A mixture "
                 f"with a budget of its own must ask for {config.total_tokens:,} tokens; else leave it to the run."
             )
+        if plan.packing != "concat":
+            raise TrainError(
+                f"Mixture {plan.mixture} packs windows as {plan.packing}: their padding would be trained on. The "
+                "trainer takes `packing: concat`; its `mask_documents` keeps attention inside a document."
+            )
         self.plan, self.config = plan, config
 
     @property

@@ -21,8 +21,8 @@ import torch
 import xxhash
 
 from gristmill.stages.documents import Settings
-from gristmill.tokenize.encode import token_byte_lengths
 from gristmill.tokenize.shards import TokenSet
+from gristmill.tokenize.tokenizer_json import token_byte_lengths
 from gristmill.trainer.config import TrainConfig, TrainError
 from gristmill.trainer.group import Group
 from gristmill.trainer.model import Llama
