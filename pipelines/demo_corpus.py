@@ -25,6 +25,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -265,7 +266,8 @@ def _warc_record(out: io.BytesIO, kind: str, name: str, payload: bytes) -> None:
 def _write_readmes(folder: Path, settings: DemoCorpusSettings, progress: Progress) -> int:
     documents = []
     for distribution in importlib.metadata.distributions():
-        text = distribution.metadata.get_payload() or distribution.metadata.get("Description") or ""
+        metadata: Any = distribution.metadata  # an email.message.Message; its typing as a protocol lacks methods
+        text = metadata.get_payload() or metadata.get("Description") or ""
         if isinstance(text, str) and text.strip():
             name = distribution.metadata["Name"]
             document = {

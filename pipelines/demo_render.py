@@ -31,7 +31,7 @@ def main() -> None:
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
-    webbrowser.open = lambda *_args, **_options: False  # type: ignore[assignment]
+    webbrowser.open = lambda *_args, **_options: False
     warnings.simplefilter("ignore")
     for line in io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8"):
         name = line.strip()

@@ -36,8 +36,11 @@ class Failure:
 
 
 class Engine(Protocol):
-    workers: int
-    dashboard: str | None
+    @property
+    def workers(self) -> int: ...
+
+    @property
+    def dashboard(self) -> str | None: ...
 
     def run(self, function: Callable[[Any], Any], orders: Sequence[Any], done: Done) -> list[Failure]: ...
 

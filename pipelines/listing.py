@@ -82,7 +82,8 @@ def _cut(recipe: Recipe, source: str, settings: Source, path: str, name: str, in
         return [Shard(index=index, **fields)]
     with fs.open(inner, "rb") as file:
         metadata = pq.ParquetFile(file).metadata
-    shards, start, total = [], 0, 0
+    shards: list[Shard] = []
+    start = total = 0
     for group in range(metadata.num_row_groups):
         total += metadata.row_group(group).total_byte_size
         if total >= recipe.shard_bytes or group == metadata.num_row_groups - 1:

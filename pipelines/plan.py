@@ -73,7 +73,8 @@ def make_plan(recipe: Recipe, shards: Sequence[Shard]) -> Plan:
             passed.append(hash_of(key, cluster if shard.index in sign else None, identities))
         keys = passed
         plans.append(SegmentPlan(segment, trained, sign, cluster, tuple(keys)))
-    tokenizer, tokens = None, ()
+    tokenizer: str | None = None
+    tokens: tuple[str, ...] = ()
     if recipe.tokenizer is not None:
         tokenizer = hash_of("tokenizer", recipe.tokenizer.model_dump(mode="json"), recipe.tokens.holdout_share, keys)
         tokens = tuple(hash_of("tokens", tokenizer, recipe.tokens.model_dump(mode="json"), key) for key in keys)

@@ -49,7 +49,7 @@ from gristmill.stages.url import Url
 from gristmill.tokenize.encode import Backend
 from gristmill.tokenize.train import TokenizerSettings
 
-STAGES: dict[str, type] = {
+STAGES: dict[str, Any] = {
     "extract": Extract,
     "language": Language,
     "url": Url,
@@ -63,7 +63,7 @@ STAGES: dict[str, type] = {
     "minhash": MinHash,
     "pii": Pii,
 }
-MODELS: dict[str, type] = {"kenlm": KenLM, "fasttext": FastText}
+MODELS: dict[str, Any] = {"kenlm": KenLM, "fasttext": FastText}
 TEXT_COLUMNS = ("text",)
 HTML_COLUMNS = ("html",)  # and those whose name begins so: they end with `extract`
 
@@ -188,7 +188,7 @@ def _stage(entry: Any, position: int, where: str, root: Any) -> StageUse:
             f"{line}: one stage an entry; this one has {len(keys)}: {', '.join(map(str, keys)) or 'none'}."
         )
     key = keys[0]
-    stage = build(STAGES[key], entry[key] or {}, where, root, [*location, key])
+    stage: Any = build(STAGES[key], entry[key] or {}, where, root, [*location, key])
     only = entry.get("only")
     return StageUse(
         key=key, stage=stage, only=None if only is None else tuple([only] if isinstance(only, str) else only)

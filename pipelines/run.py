@@ -325,7 +325,7 @@ class _Runner:
         self._manifest()
 
     def _manifest(self) -> None:
-        infos = []
+        infos: list[ShardInfo] = []
         for shard in self.plan.shards:
             card = orjson.loads(read_bytes(work.parts_of(self.out, "tokens", "cards", shard, "json")))
             infos.extend(ShardInfo.model_validate(info) for info in card["infos"])
