@@ -9,14 +9,20 @@ citations such as [12] and [edit] are taken out; removed without terminal punctu
 removed with fewer than `min_words_per_line` words (between white space); removed if it says "javascript"; removed if it
 speaks of cookies and policies. "lorem ipsum" or "{" in a line that comes that far drops the document. What is left must
 have `min_sentences` sentences, each line at least one.
+
+Bad words are the user's: a document whose original text holds one goes. A word counts between characters that are not
+letters, digits or "_", in any case; `bad_words_inside` looks inside words too, as C4 does for Japanese, Thai, Chinese.
 """
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gristmill.stages.documents import Batch, Measure, Result, Rule, Settings, judge, log_edges, with_columns
 from gristmill.stages.kernels import edit
@@ -25,6 +31,7 @@ from gristmill.stages.kernels.english import ENGLISH
 from gristmill.stages.kernels.measures import ratio
 from gristmill.stages.kernels.unicode import TABLES
 from gristmill.stages.kernels.words import word_groups
+from gristmill.stages.shards import filesystem
 
 _PAPER = "C4 (Raffel et al. 2020), section 2.2; datatrove C4QualityFilter"
 _COUNTERS = {
@@ -37,6 +44,10 @@ _COUNTERS = {
     "lines_removed.policy": edit.POLICY_LINES,
     "citations_removed": edit.CITATIONS,
 }
+
+
+class WordListError(ValueError):
+    """A list of bad words is missing, empty or not UTF-8."""
 
 
 class C4(Settings):
@@ -53,6 +64,7 @@ class C4(Settings):
         Measure("c4.curly_bracket_lines", "lines", log_edges(1, 1e3, 30)),
         Measure("c4.sentences", "sentences", log_edges(1, 1e5)),
         Measure("c4.kept_lines", "share of lines"),
+        Measure("c4.bad_words", "1 if there is one"),
     )
     adds: ClassVar = {m.column: pa.float64() for m in measures}
 
@@ -65,6 +77,13 @@ class C4(Settings):
     drop_lorem_ipsum: bool = True
     drop_curly_brackets: bool = True
     min_sentences: int | None = 5
+    bad_words: tuple[str, ...] = ()  # none by default
+    bad_word_files: tuple[str, ...] = ()  # one word or phrase a line
+    bad_words_inside: bool = False
+
+    def files(self) -> list[str]:
+        """The files that the stage reads."""
+        return list(self.bad_word_files)
 
     def rules(self) -> tuple[Rule, ...]:
         none = 0.0
@@ -79,6 +98,7 @@ class C4(Settings):
                 published=_PAPER,
             ),
             Rule("too_few_sentences", "c4.sentences", at_least=self.min_sentences, published=_PAPER),
+            Rule("bad_words", "c4.bad_words", at_most=none, published="C4, section 2.2; datatrove C4BadWordsFilter"),
         )
 
     def edit(self, text: pa.Array) -> tuple[pa.Array, np.ndarray, np.ndarray]:
@@ -123,6 +143,14 @@ class C4(Settings):
         buffers = [None, pa.py_buffer(new_offsets), pa.py_buffer(packed)]
         return pa.StringArray.from_buffers(len(text), buffers[1], buffers[2]), counts, sentences
 
+    def has_bad_word(self, text: pa.Array) -> np.ndarray:
+        """(documents,) float64: 1 where the text holds a bad word."""
+        if not self.bad_words and not self.bad_word_files:
+            return np.zeros(len(text), np.float64)
+        pattern = _bad_word_pattern(self.bad_words, self.bad_word_files, self.bad_words_inside)
+        found = pc.match_substring_regex(pc.utf8_lower(text), pattern)
+        return np.asarray(found.to_numpy(zero_copy_only=False), np.float64)
+
     def __call__(self, batch: Batch) -> Result:
         text, counts, sentences = self.edit(batch["text"])
         measured = {
@@ -130,8 +158,29 @@ class C4(Settings):
             "c4.curly_bracket_lines": counts[:, edit.CURLY_BRACKET_LINES].astype(np.float64),
             "c4.sentences": sentences.astype(np.float64),
             "c4.kept_lines": ratio(counts[:, edit.KEPT_LINES], counts[:, edit.LINES]),
+            "c4.bad_words": self.has_bad_word(batch["text"]),
         }
         counters = {name: int(counts[:, at].sum()) for name, at in _COUNTERS.items()}
         result = judge(with_columns(batch, {**measured, "c4.edited": text}), self.rules(), counters)
         kept = with_columns(result.kept, {"text": result.kept["c4.edited"]}).drop_columns(["c4.edited"])
         return Result(kept, result.dropped.drop_columns(["c4.edited"]), result.counters)
+
+
+@lru_cache(8)
+def _bad_word_pattern(words: tuple[str, ...], files: tuple[str, ...], inside: bool) -> str:
+    """One RE2 expression for all words, in lower case. Raises WordListError."""
+    every = dict.fromkeys(word.strip().lower() for word in [*words, *(w for path in files for w in _lines(path))])
+    either = "|".join(re.escape(word) for word in every if word)
+    if not either:
+        raise WordListError(
+            f"c4: the lists of bad words are empty: {', '.join(files)}. Take them out or give them words."
+        )
+    return f"(?:{either})" if inside else rf"(?:^|[^\pL\pN_])(?:{either})(?:[^\pL\pN_]|$)"
+
+
+def _lines(path: str) -> list[str]:
+    fs, inner = filesystem(path)
+    try:
+        return fs.cat_file(inner).decode("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise WordListError(f"{path}: the list of bad words cannot be read ({error}).") from error

@@ -13,7 +13,7 @@ from datatrove.utils.text import split_into_sentences
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.stages.c4 import C4
+from gristmill.stages.c4 import C4, WordListError
 from gristmill.stages.documents import column
 from gristmill.stages.kernels import edit
 from gristmill.stages.ledger import StageLedger, book
@@ -74,6 +74,34 @@ def test_the_books_balance(batch_of) -> None:  # type: ignore[no-untyped-def]
     assert ledger.edited.chars == 5 * 7 + 1
     assert ledger.counters["lines_kept"] == 5
     assert ledger.counters["rule.too_few_sentences"] == 2
+
+
+def test_bad_words_are_the_users_and_whole_words(tmp_path, outcomes) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "bad.txt").write_text("darn it\nÉclair\n\n", encoding="utf-8")
+    stage = C4(bad_words=("bad+",), bad_word_files=(str(tmp_path / "bad.txt"),), min_sentences=None)
+    texts = [
+        "Bad+ luck.",
+        "a bad+.",
+        "Darn it!",
+        "no éclairs",
+        "an ÉCLAIR",
+        "badly darned",
+        "_bad+",
+        "(bad+)",
+        "bad+\n",
+    ]
+    hit = [bool(reasons) for reasons, _ in outcomes(stage, texts)]
+    assert hit == [True, True, True, False, True, False, False, True, True]
+    assert outcomes(stage.model_copy(update={"bad_words_inside": True}), ["no éclairs"])[0][0] == ["bad_words"]
+    assert stage.files() == [str(tmp_path / "bad.txt")]
+
+
+def test_a_missing_or_empty_list_of_bad_words_is_an_error(tmp_path, batch_of) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "empty.txt").write_text("\n\n")
+    with pytest.raises(WordListError, match=r"missing\.txt: the list of bad words cannot be read"):
+        C4(bad_word_files=(str(tmp_path / "missing.txt"),))(batch_of(["a"]))
+    with pytest.raises(WordListError, match=r"lists of bad words are empty: .*empty\.txt"):
+        C4(bad_word_files=(str(tmp_path / "empty.txt"),))(batch_of(["a"]))
 
 
 SENTENCES = [
