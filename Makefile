@@ -29,7 +29,8 @@ demo: install
 	$(BIN)/gristmill demo
 
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/gristmill warmup
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 # mypy sees the folders under their package names through a link.
 lint: install

@@ -44,6 +44,7 @@ from gristmill.stages.models import FastText, KenLM
 from gristmill.stages.perplexity import Perplexity
 from gristmill.stages.pii import Pii
 from gristmill.stages.readers_common import READ_FIELDS
+from gristmill.stages.refinedweb_lines import RefinedWebLines
 from gristmill.stages.settings_file import SettingsError, build, line_of, nearest, plain, read_yaml
 from gristmill.stages.url import Url
 from gristmill.tokenize.encode import Backend
@@ -57,6 +58,7 @@ STAGES: dict[str, Any] = {
     "gopher_quality": GopherQuality,
     "c4": C4,
     "fineweb": FineWeb,
+    "refinedweb_lines": RefinedWebLines,
     "perplexity": Perplexity,
     "classifier": Classifier,
     "exact": Exact,

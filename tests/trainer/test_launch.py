@@ -14,7 +14,7 @@ from gristmill.trainer.config import TrainError
 from gristmill.trainer.group import ALONE
 from gristmill.trainer.score import Scores
 
-STEPS = 120
+STEPS = 200
 
 
 def curve(out: Path) -> list[dict]:
@@ -84,7 +84,7 @@ def test_a_killed_rank_comes_back_and_another_world_size_goes_on(tmp_path, make_
     def stop():
         psutil.Process().children()[0].send_signal(signal.SIGTERM)  # torchrun's agent passes it on
 
-    second = Once(70, stop)
+    second = Once(40, stop)
     first = Once(25, kill)
 
     def watch(line):
@@ -99,7 +99,7 @@ def test_a_killed_rank_comes_back_and_another_world_size_goes_on(tmp_path, make_
     assert outcome.status == "stopped"
     assert outcome.scores is None
     done = curve(out)
-    assert 70 <= len(done) < STEPS
+    assert 40 <= len(done) < STEPS
     assert done == curve(two_ranks)[: len(done)]  # bit for bit, across kill and restart
 
     train.work(make_run(out, steps=STEPS), ALONE)
@@ -156,7 +156,8 @@ def test_an_interrupt_ends_the_process(tmp_path, make_run, monkeypatch):
     monkeypatch.setattr(launch, "_report", interrupt)
     with pytest.raises(KeyboardInterrupt):
         start(run)
-    assert not [c for c in psutil.Process().children() if "sleep" in c.cmdline()]
+    alive = [c for c in psutil.Process().children() if c.status() != psutil.STATUS_ZOMBIE]
+    assert not [c for c in alive if "sleep" in c.cmdline()]
 
 
 def test_the_environment_of_the_ranks(make_run, tmp_path):
