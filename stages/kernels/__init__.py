@@ -19,8 +19,8 @@ import xxhash
 
 
 def fingerprint() -> str:
-    """16 hex digits of every source and table of the package."""
-    digest = xxhash.xxh3_64()
+    """16 hex digits of every source and table of the package, and of where it lies, which numba's index names too."""
+    digest = xxhash.xxh3_64(str(Path(__file__).parent).encode())
     for path in sorted(Path(__file__).parent.iterdir()):
         if path.suffix in (".py", ".npz"):
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
