@@ -78,5 +78,5 @@ def _cell(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+        return f"{value:,.3f}" if abs(value) < 1000 else f"{value:,.0f}"
     return str(value)
