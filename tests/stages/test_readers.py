@@ -215,7 +215,7 @@ def test_compression_is_seen_in_the_bytes_not_the_name(read, compress):
 
 
 def test_gzip_padding_is_no_damage(read):
-    assert read(gzip.compress(line(text="a")) + b"\0" * 100).texts == ["a"]
+    assert read(gzip.compress(line(text="a"), mtime=0) + b"\0" * 100).texts == ["a"]
 
 
 def test_a_byte_order_mark_is_no_text(read):
@@ -238,7 +238,7 @@ def test_a_cut_stream_gives_everything_before_the_cut(read, compress):
 
 def test_garbage_in_a_gzip_stream_gives_everything_before_it(read):
     data = b"".join(line(text=noise(500).hex()) for _ in range(200))
-    packed = bytearray(gzip.compress(data))
+    packed = bytearray(gzip.compress(data, mtime=0))
     packed[60_000:60_100] = b"\xff" * 100
     got = read(bytes(packed))
     assert got.failed["corrupt"] == 1  # inflate takes damage for text at first: some lines of garbage fail before it
@@ -430,7 +430,7 @@ def frames(*records, compress=gzip.compress):
 BIG = record(2, http(noise(60_000).hex().encode()))
 
 
-@pytest.mark.parametrize("pack", [b"".join, lambda r: frames(*r), lambda r: gzip.compress(b"".join(r)),
+@pytest.mark.parametrize("pack", [b"".join, lambda r: frames(*r), lambda r: gzip.compress(b"".join(r), mtime=0),
                                   lambda r: frames(*r, compress=zstandard.compress)])  # fmt: skip
 def test_warc_worked_example(read, pack):
     got = read(
@@ -511,7 +511,7 @@ def test_what_is_html(read, identified, mime, body, kept, by):
 @pytest.mark.parametrize(
     ("encoding", "body", "expected", "undecoded"),
     [
-        ("Content-Encoding: gzip", gzip.compress(HTML), HTML, None),
+        ("Content-Encoding: gzip", gzip.compress(HTML, mtime=0), HTML, None),
         ("Content-Encoding: deflate", __import__("zlib").compress(HTML), HTML, None),
         ("Content-Encoding: zstd", zstandard.compress(HTML), HTML, None),
         ("Content-Encoding: br", HTML, HTML, "br"),
@@ -530,7 +530,7 @@ def test_encoded_bodies(read, encoding, body, expected, undecoded):
 
 
 def test_a_chunked_gzip_body_is_undone_in_order(read):
-    packed = gzip.compress(HTML)
+    packed = gzip.compress(HTML, mtime=0)
     body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(packed), packed)
     got = read(record(1, http(body, more="Content-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n")), "warc")
     assert [row["html"] for row in got.rows] == [HTML]
@@ -538,7 +538,7 @@ def test_a_chunked_gzip_body_is_undone_in_order(read):
 
 def test_bombs_and_giants_are_too_large(read, monkeypatch):
     monkeypatch.setattr(readers_warc, "MAX_RECORD_BYTES", 100_000)
-    bomb = http(gzip.compress(b"x" * 50_000_000), more="Content-Encoding: gzip\r\n")
+    bomb = http(gzip.compress(b"x" * 50_000_000, mtime=0), more="Content-Encoding: gzip\r\n")
     got = read(frames(record(1, bomb), record(2, http(b"x" * 200_000)), record(3)), "warc")
     assert got.dropped == {"too_large": 2}
     assert [row["doc_id"] for row in got.rows] == ["3"]
@@ -547,7 +547,7 @@ def test_bombs_and_giants_are_too_large(read, monkeypatch):
 def test_records_without_id_url_or_date(read):
     bare = f"WARC/1.0\r\nWARC-Type: response\r\nContent-Type: application/http\r\nContent-Length: {len(http())}\r\n\r\n"
     one = bare.encode() + http() + b"\r\n\r\n"
-    for data in (one * 2, frames(one, one), gzip.compress(one * 2)):
+    for data in (one * 2, frames(one, one), gzip.compress(one * 2, mtime=0)):
         rows = read(data, "warc").rows
         assert [row["url"] for row in rows] == [None, None]
         assert [row["date"] for row in rows] == [None, None]
@@ -574,7 +574,7 @@ DAMAGE = {  # name: (data, ids kept, failed)
         {"truncated": 1},
     ),
     "cut in the last record, plain": ((record(1) + BIG)[:-5000], ["1"], {"truncated": 1}),
-    "cut in the last record, one stream": (gzip.compress(record(1) + BIG)[:-5000], ["1"], {"truncated": 1}),
+    "cut in the last record, one stream": (gzip.compress(record(1) + BIG, mtime=0)[:-5000], ["1"], {"truncated": 1}),
     "cut in a record that is no page": (frames(record(1), record(9, kind="request"))[:-40], ["1"], {"truncated": 1}),
     "cut in the headers": ((record(1) + BIG)[: len(record(1)) + 30], ["1"], {"truncated": 1}),
     "garbage in a gzip member": (
@@ -587,7 +587,7 @@ DAMAGE = {  # name: (data, ids kept, failed)
     "length too short": (frames(record(1), record(8, length=20), record(3)), ["1", "3"], {"wrong_length": 1}),
     "length too short, plain": (record(1) + record(8, length=20) + record(3), ["1", "3"], {"wrong_length": 1}),
     "length too short, one stream": (
-        gzip.compress(record(1) + record(8, length=20) + record(3) + BIG),
+        gzip.compress(record(1) + record(8, length=20) + record(3) + BIG, mtime=0),
         ["1", "3", "2"],
         {"wrong_length": 1},
     ),
@@ -629,7 +629,7 @@ def test_a_warc_with_any_damage_is_read_to_its_end(tmp_path_factory, data):
     assert len(got.rows) <= 5
 
 
-@pytest.mark.parametrize("data", [b"hello\n" * 1000, bytes(range(256)) * 9, gzip.compress(b"hello\n" * 1000),
+@pytest.mark.parametrize("data", [b"hello\n" * 1000, bytes(range(256)) * 9, gzip.compress(b"hello\n" * 1000, mtime=0),
                                   b"\x1f\x8b\x08" * 1000, b"<html></html>"])  # fmt: skip
 def test_what_is_no_warc_is_an_error(read, data):
     with pytest.raises(ShardError, match="no record was found"):
@@ -658,6 +658,6 @@ def test_paths_are_urls():
     import fsspec
 
     with fsspec.open("memory://corpus/x.jsonl", "wb") as file:
-        file.write(gzip.compress(line(text="a")))
+        file.write(gzip.compress(line(text="a"), mtime=0))
     shard = Shard(index=0, source="s", path="memory://corpus/x.jsonl", name="x", format="jsonl", size=1, stamp="")
     assert [b["text"].to_pylist() for b in read_batches(shard, StageLedger(stage="read"), [])] == [["a"]]
