@@ -82,7 +82,8 @@ def test_a_killed_rank_comes_back_and_another_world_size_goes_on(tmp_path, make_
         ranks[1].kill()
 
     def stop():
-        psutil.Process().children()[0].send_signal(signal.SIGTERM)  # torchrun's agent passes it on
+        (agent,) = [c for c in psutil.Process().children() if "torch.distributed.run" in c.cmdline()]
+        agent.send_signal(signal.SIGTERM)  # it passes it on to the ranks
 
     second = Once(40, stop)
     first = Once(25, kill)
