@@ -224,42 +224,58 @@ def merge(parts: Iterable[StageLedger]) -> dict[str, StageLedger]:
     return out
 
 
-def amount(batch: Batch) -> Amount:
-    """Documents, characters and bytes of a batch: of `text`, or where a row has none, the bytes of `html`."""
-    chars = bytes_ = 0
+def sizes(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    """Characters and bytes of each document, (n,) int64: of `text`, and of `html` where a row has that."""
+    chars = np.zeros(batch.num_rows, np.int64)
+    bytes_ = np.zeros(batch.num_rows, np.int64)
     if "text" in batch.schema.names:
-        text = batch["text"]
-        chars = int(pc.sum(pc.utf8_length(text)).as_py() or 0)
-        bytes_ = int(pc.sum(pc.binary_length(text)).as_py() or 0)
+        chars += _lengths(pc.utf8_length(batch["text"]))
+        bytes_ += _lengths(pc.binary_length(batch["text"]))
     if "html" in batch.schema.names:
-        bytes_ += int(pc.sum(pc.binary_length(batch["html"])).as_py() or 0)
-    return Amount(documents=batch.num_rows, chars=chars, bytes=bytes_)
+        bytes_ += _lengths(pc.binary_length(batch["html"]))
+    return chars, bytes_
+
+
+def _lengths(array: pa.Array) -> np.ndarray:
+    return np.asarray(pc.fill_null(array, 0).to_numpy(zero_copy_only=False), np.int64)
+
+
+def amount(batch: Batch) -> Amount:
+    """Documents, characters and bytes of a batch."""
+    chars, bytes_ = sizes(batch)
+    return Amount(documents=batch.num_rows, chars=int(chars.sum()), bytes=int(bytes_.sum()))
 
 
 def book(ledger: StageLedger, before: Batch, kept: Batch, dropped: Batch, counters: Mapping[str, int]) -> None:
-    """Enters one batch. `dropped` carries its text or HTML as it came in, so the difference is what editing did.
+    """Enters one batch. A dropped document counts with the size that it came in with, whatever the stage did to it;
+    what became of the size of kept ones is `edited`.
 
     Raises LedgerError when kept and dropped are not the documents of `before`, each once.
     """
-    ids = np.sort(np.asarray(before["doc_id"].to_numpy(zero_copy_only=False), dtype=object))
-    after = pa.chunked_array([kept["doc_id"], dropped["doc_id"]])
-    if not np.array_equal(ids, np.sort(np.asarray(after.to_numpy(), dtype=object))):
+    ids = pa.chunked_array([kept["doc_id"], dropped["doc_id"]])
+    at = pc.index_in(ids, value_set=before["doc_id"])
+    rows = np.zeros(0, np.int64) if at.null_count else at.to_numpy().astype(np.int64)
+    if len(rows) != before.num_rows or (np.bincount(rows, minlength=before.num_rows) != 1).any():
         raise LedgerError(
-            f"Stage {ledger.stage} gave back {len(after):,} documents for {before.num_rows:,}, or others than it got. "
+            f"Stage {ledger.stage} gave back {len(ids):,} documents for {before.num_rows:,}, or others than it got. "
             "This is a fault of the stage; nothing was published."
         )
-    was_kept = pc.is_in(before["doc_id"], value_set=kept["doc_id"])
-    ledger.read = ledger.read + amount(before)
+    chars, bytes_ = sizes(before)
+
+    def came_in(which: np.ndarray) -> Amount:
+        return Amount(documents=len(which), chars=int(chars[which].sum()), bytes=int(bytes_[which].sum()))
+
+    of_kept, of_dropped = rows[: kept.num_rows], rows[kept.num_rows :]
     kept_now = amount(kept)
+    ledger.read = ledger.read + came_in(rows)
     ledger.kept = ledger.kept + kept_now
-    ledger.edited = ledger.edited + (amount(before.filter(was_kept)) - kept_now)
-    originals = before.filter(pc.invert(was_kept))
-    first = pc.list_element(dropped["reasons"], 0) if dropped.num_rows else pa.array([], pa.string())
-    order = pc.index_in(originals["doc_id"], value_set=dropped["doc_id"])
-    reason_of = first.take(order) if dropped.num_rows else first
-    for reason in sorted(pc.unique(first).to_pylist()):
-        part = originals.filter(pc.equal(reason_of, reason))
-        ledger.dropped[reason] = ledger.dropped.get(reason, Amount()) + amount(part)
+    ledger.edited = ledger.edited + (came_in(of_kept) - kept_now)
+    if dropped.num_rows:
+        first = pc.dictionary_encode(pc.list_element(dropped["reasons"], 0))
+        codes = first.indices.to_numpy(zero_copy_only=False)
+        for code, reason in sorted(enumerate(first.dictionary.to_pylist()), key=lambda item: item[1]):
+            part = came_in(of_dropped[codes == code])
+            ledger.dropped[reason] = ledger.dropped.get(reason, Amount()) + part
     for name, count in counters.items():
         ledger.counters[name] = ledger.counters.get(name, 0) + int(count)
 
