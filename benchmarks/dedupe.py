@@ -1,14 +1,16 @@
 """How fast duplicates are found: `python benchmarks/dedupe.py --corpus DIR [--json]`.
 
 DIR holds *.jsonl.gz with {text, id, metadata}. Everything runs on one core, in CPU seconds of the thread; the peers
-take turns with us, round after round, and the medians are printed with the ratio of each round to ours.
+take turns with us, round after round.
 
-    dedupe.signatures        MB/s of UTF-8: ours, datatrove's signature step (simplify_text, spaCy words, shingles,
-                             signature), datasketch (white-space words, xxh3). Same documents; 112 permutations.
-    dedupe.exact_raw         MB/s of signing with by: text
-    dedupe.exact_normalised  MB/s of signing with by: normalized
+    dedupe.signatures        MB/s on the documents of --peer-mb: ours, datatrove's signature step (simplify_text, spaCy
+                             words, shingles, signature), datasketch (white-space words, xxh32); 112 permutations
+    dedupe.signatures_all    MB/s of ours on the documents of --mb
+    dedupe.exact_raw         MB/s of signing them with by: text
+    dedupe.exact_normalised  MB/s of signing them with by: normalized
     dedupe.cluster_10m_s     wall seconds of MinHash.cluster on 10 million synthetic documents, 14 bands, a fifth of
-                             them near copies; and the peak of anonymous memory in GB while it ran
+                             them near copies; other counts by --documents
+    dedupe.cluster_10m_gb    the peak of anonymous memory while it ran
 
 To expect on one core of a server of 2024: signatures over 200 MB/s, hundreds of times datatrove; exact over 1,000 and
 over 300 MB/s; clustering under 20 s and 2 GB.
@@ -17,58 +19,33 @@ over 300 MB/s; clustering under 20 s and 2 GB.
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
-import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import orjson
 import pyarrow as pa
+from common import (
+    OURS,
+    Figure,
+    arguments,
+    batches,
+    compared,
+    documents,
+    in_own_process,
+    megabytes_of,
+    note,
+    peer,
+    rounds,
+    show,
+    speed,
+)
 
 from gristmill.stages.duplicates import with_settings
 from gristmill.stages.exact import Exact
 from gristmill.stages.minhash import MinHash, band_name
-
-BATCH_BYTES = 16 << 20
-
-
-def documents(folder: Path, limit_bytes: int) -> list[str]:
-    """Texts from DIR in the order of names, up to limit_bytes of UTF-8."""
-    texts: list[str] = []
-    total = 0
-    for path in sorted(folder.rglob("*.jsonl.gz")):
-        with gzip.open(path, "rb") as lines:
-            for line in lines:
-                text = orjson.loads(line)["text"]
-                total += len(text.encode())
-                texts.append(text)
-                if total >= limit_bytes:
-                    return texts
-    if not texts:
-        raise SystemExit(f"{folder} holds no *.jsonl.gz. Name a folder with documents: {{text, id, metadata}}.")
-    return texts
-
-
-def batches(texts: list[str]) -> list[pa.RecordBatch]:
-    """The documents as batches of about 16 MiB."""
-    out, start, size = [], 0, 0
-    for i, text in enumerate(texts, start=1):
-        size += len(text.encode())
-        if size >= BATCH_BYTES or i == len(texts):
-            part = pa.array(texts[start:i], pa.string())
-            ids = pa.array([f"{j:08d}" for j in range(start, i)])
-            source, dump = pa.array(["corpus"] * (i - start)), pa.nulls(i - start, pa.string())
-            out.append(pa.RecordBatch.from_pydict({"doc_id": ids, "source": source, "dump": dump, "text": part}))
-            start, size = i, 0
-    return out
 
 
 def datatrove_signatures(texts: list[str]) -> Callable[[], object]:
@@ -77,6 +54,7 @@ def datatrove_signatures(texts: list[str]) -> Callable[[], object]:
 
     with tempfile.TemporaryDirectory() as folder:
         step = MinhashDedupSignature(folder, MinhashConfig())
+    step.get_shingles("It loads spaCy with the first document.")
     return lambda: [step.get_signature(step.get_shingles(t)) for t in texts if len(t.split()) >= 5]
 
 
@@ -92,30 +70,6 @@ def datasketch_signatures(texts: list[str]) -> Callable[[], object]:
             datasketch.MinHash(num_perm=112, seed=1, hashfunc=xxhash.xxh32_intdigest).update_batch(shingles)
 
     return sign
-
-
-def rounds(jobs: dict[str, tuple[float, Callable[[], object]]], repeats: int) -> dict[str, dict[str, float]]:
-    """jobs: name -> (MB, work) -> name -> median MB/s and median ratio of the first job to it, round by round."""
-    speeds: dict[str, list[float]] = {name: [] for name in jobs}
-    for _, work in list(jobs.values())[:1]:
-        work()  # compile
-    for _ in range(repeats):
-        for name, (megabytes, work) in jobs.items():
-            before = time.thread_time()
-            work()
-            speeds[name].append(megabytes / (time.thread_time() - before))
-    first = speeds[next(iter(jobs))]
-    return {
-        name: {
-            "mb_per_s": round(statistics.median(values), 2),
-            "times_slower": round(statistics.median(a / b for a, b in zip(first, values, strict=True)), 2),
-        }
-        for name, values in speeds.items()
-    }
-
-
-def megabytes_of(texts: list[str]) -> float:
-    return sum(len(t.encode()) for t in texts) / 1e6
 
 
 def synthetic(folder: Path, count: int, bands: int, shards: int = 10) -> None:
@@ -150,13 +104,16 @@ def synthetic(folder: Path, count: int, bands: int, shards: int = 10) -> None:
                 writer.write_batch(batch.slice(start, 100_000))
 
 
-def cluster(folder: Path) -> dict[str, float]:
-    """Clusters the signatures of a folder, read through memory maps, and watches memory."""
+def cluster(folder: Path) -> tuple[float, float, int]:
+    """Clusters the signatures of a folder, read through memory maps: (wall seconds, peak of anonymous memory in GB,
+    documents removed). In a process of its own, so that nothing else counts as its memory."""
     stage = MinHash()
     peak, done = [0.0], threading.Event()
 
     def watch() -> None:
-        while not done.wait(0.02):
+        over = False
+        while not over:  # once more when all is done
+            over = done.wait(0.02)
             status = Path("/proc/self/status").read_text()
             peak[0] = max(peak[0], int(status.split("RssAnon:")[1].split()[0]) / 1e6)
 
@@ -164,70 +121,61 @@ def cluster(folder: Path) -> dict[str, float]:
     stage.cluster([table.slice(0, 100) for table in tables])  # compile
     watcher = threading.Thread(target=watch)
     watcher.start()
-    wall, cpu = time.perf_counter(), time.process_time()
-    _, figures = stage.cluster(tables)
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    start = time.perf_counter()
+    _, counts = stage.cluster(tables)
+    wall_s = time.perf_counter() - start
     done.set()
     watcher.join()
-    return {
-        "documents": figures["documents"],
-        "removed": figures["removed"],
-        "wall_s": round(wall, 2),
-        "cpu_s": round(cpu, 2),
-        "anonymous_gb": round(peak[0], 2),
-    }
+    return wall_s, peak[0], int(counts["removed"])
 
 
-def clustering(count: int) -> dict[str, float]:
-    """`cluster` in a process of its own, so that nothing else counts as its memory."""
+def clustering(count: int) -> Iterator[Figure]:
+    name = f"dedupe.cluster_{count // 10**6}m" if count % 10**6 == 0 else f"dedupe.cluster_{count}"
     with tempfile.TemporaryDirectory() as folder:
         synthetic(Path(folder), count, MinHash().bands)
-        command = [sys.executable, __file__, "--cluster-folder", folder]
-        return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        wall_s, anonymous_gb, removed = in_own_process(cluster, Path(folder))
+    note(f"{name}: {removed:,} of {count:,} documents removed.")
+    yield Figure(f"{name}_s", wall_s, "s")
+    yield Figure(f"{name}_gb", anonymous_gb, "GB")
+
+
+def signing(options: argparse.Namespace) -> Iterator[Figure]:
+    texts = documents(options.corpus, options.mb * 1e6)
+    few = documents(options.corpus, options.peer_mb * 1e6)
+    ours, exact, normalised = MinHash(), Exact(by="text"), Exact(by="normalized")
+    all_, some = batches(texts), batches(few)
+    full, part = megabytes_of(texts), megabytes_of(few)
+    for stage in (ours, exact, normalised):
+        stage.sign(some[0])  # compile
+    jobs = {OURS: speed(part, lambda: [ours.sign(b) for b in some])}
+    if datasketch := peer("datasketch", options.skip):
+        jobs[datasketch] = speed(part, datasketch_signatures(few))
+    if datatrove := peer("datatrove", options.skip, needs=["spacy"]):
+        jobs[datatrove] = speed(part, datatrove_signatures(few))
+    yield from compared("dedupe.signatures", "MB/s", rounds(jobs, options.rounds))
+    whole = {
+        "dedupe.signatures_all": lambda: [ours.sign(b) for b in all_],
+        "dedupe.exact_raw": lambda: [exact.sign(b) for b in all_],
+        "dedupe.exact_normalised": lambda: [normalised.sign(b) for b in all_],
+    }
+    for name, work in whole.items():
+        yield from compared(name, "MB/s", rounds({OURS: speed(full, work)}, options.rounds))
+
+
+def figures(options: argparse.Namespace) -> Iterator[Figure]:
+    yield from signing(options)
+    for count in options.documents:
+        yield from clustering(count)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", type=Path, help="folder of *.jsonl.gz")
-    parser.add_argument("--limit-mb", type=int, default=100, help="of text for our own figures")
-    parser.add_argument("--peer-mb", type=float, default=2.0, help="of text for the slow peers")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--documents", type=int, nargs="*", default=[10_000_000], help="to cluster")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--cluster-folder", type=Path, help=argparse.SUPPRESS)
+    parser = arguments(__doc__)
+    parser.add_argument("--mb", type=float, default=100, help="of text for our own figures")
+    parser.add_argument("--peer-mb", type=float, default=2, help="of text for the slow peers")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--documents", type=int, nargs="*", default=[10_000_000], help="to cluster, by the thousand")
     options = parser.parse_args()
-    if options.cluster_folder:
-        print(json.dumps(cluster(options.cluster_folder)))
-        return
-    report: dict[str, Any] = {}
-    if options.corpus:
-        texts = documents(options.corpus, options.limit_mb << 20)
-        few = documents(options.corpus, int(options.peer_mb * 2**20))
-        ours, exact, normalised = MinHash(), Exact(by="text"), Exact(by="normalized")
-        all_, some = batches(texts), batches(few)
-        full, part = megabytes_of(texts), megabytes_of(few)
-        report["dedupe.signatures"] = rounds(
-            {
-                "gristmill": (part, lambda: [ours.sign(b) for b in some]),
-                "datasketch": (part, datasketch_signatures(few)),
-                "datatrove": (part, datatrove_signatures(few)),
-            },
-            options.repeats,
-        )
-        whole = {
-            "dedupe.signatures_all": lambda: [ours.sign(b) for b in all_],
-            "dedupe.exact_raw": lambda: [exact.sign(b) for b in all_],
-            "dedupe.exact_normalised": lambda: [normalised.sign(b) for b in all_],
-        }
-        for name, work in whole.items():
-            report[name] = rounds({"gristmill": (full, work)}, options.repeats)["gristmill"]["mb_per_s"]
-    for count in options.documents:
-        report[f"dedupe.cluster_{count / 1e6:g}m"] = clustering(count)
-    if options.json:
-        print(json.dumps(report, indent=2))
-    else:
-        for name, value in report.items():
-            print(f"{name:28} {value}")
+    show(figures(options), options.json)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,17 @@
 """How fast windows come: `python benchmarks/loader.py [--windows 20000] [--json]`.
 
 Token shards of 256 MB (uint16) are made in a temporary folder: two sources, documents of 700 tokens. Each loader gives
-batches of 64 windows of 2,049 tokens as int64, one process, no worker processes. Warm: the files lie in memory; the
-loaders take turns, round after round, and the medians of CPU time are printed. Cold: the files are put out of the page
-cache first, and the clock on the wall counts.
+batches of 64 windows of 2,049 tokens as int64, one process, no worker processes; the loaders take turns, round after
+round. --corpus is accepted, as by every benchmark, and ignored. Figures are million tokens/s:
 
-    loader.warm.<who>    million tokens/s of CPU time: ours (plain), ours through torch's DataLoader (with document
-                         numbers and targets, which the others do not have), nanoGPT's get_batch (random offsets, the
-                         same for x and y), datatrove's DatatroveFileDataset under a DataLoader
-    loader.cold.<who>    million tokens/s of wall time
-    loader.start_ms      opening the shards, planning, first batch
-    order.plan_15t_ms    opening a plan of 15e12 tokens over 200 sources, and order.plan_15t_mb, what it holds
+    loader.warm        of CPU time, the files in memory: ours as arrays; beside nanoGPT's get_batch (random offsets,
+                       the same for x and y) and datatrove's DatatroveFileDataset under a DataLoader
+    loader.warm_torch  the same of ours through torch's DataLoader, with document numbers and targets, which the others
+                       do not have
+    loader.cold, loader.cold_torch
+                       of wall time, the files out of the page cache, each loader in a process of its own
+    loader.start_ms    opening the shards, planning, first batch
+    order.plan_15t_ms  opening a plan of 15e12 tokens over 200 sources, and order.plan_15t_mb, what it holds
     order.positions_1m_ms  source, epoch and window of a million positions of it
 
 To expect on one core of a server of 2024 (seen on a shared one): warm 650 for ours, 85 with documents and targets
@@ -21,11 +22,8 @@ with a ramp of 64 steps in 0.5 s and 1 MB, a million positions in 0.2 s. Cold, t
 from __future__ import annotations
 
 import argparse
-import json
+import functools
 import os
-import statistics
-import subprocess
-import sys
 import tempfile
 import time
 import tracemalloc
@@ -36,6 +34,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import xxhash
+from common import OURS, Figure, arguments, compared, in_own_process, peer, rounds, show
 
 from gristmill.mixtures import kernels
 from gristmill.mixtures.mixture import Mixture
@@ -43,19 +42,19 @@ from gristmill.tokenize.shards import INDEX_SCHEMA, ShardInfo, TokenManifest, To
 
 SEQ_LEN = 2048
 BATCH_WINDOWS = 64
-SHARD_TOKENS = 32 << 20  # 64 MiB of uint16
 DOCUMENT_TOKENS = 700
 SOURCES = {"web": 3, "code": 1}  # shards
 
 
-def make_tokens(folder: Path) -> None:
-    """Shards of random ids, each a whole number of documents."""
+def make_tokens(folder: Path, megabytes: float) -> None:
+    """Shards of random ids, `megabytes` in all, each a whole number of documents."""
+    shard_tokens = int(megabytes * 1e6 / 2 / sum(SOURCES.values()))
     random = np.random.default_rng(0)
     infos = []
     for source, count in SOURCES.items():
         for _ in range(count):
             name = f"part-{len(infos):05}"
-            ids = random.integers(1, 48_000, SHARD_TOKENS // DOCUMENT_TOKENS * DOCUMENT_TOKENS).astype("<u2")
+            ids = random.integers(1, 48_000, shard_tokens // DOCUMENT_TOKENS * DOCUMENT_TOKENS).astype("<u2")
             ids[DOCUMENT_TOKENS - 1 :: DOCUMENT_TOKENS] = 0
             documents = len(ids) // DOCUMENT_TOKENS
             columns = {
@@ -97,6 +96,7 @@ def make_tokens(folder: Path) -> None:
 
 
 def plan_of(folder: Path, windows: int) -> Any:
+    kernels.warm()
     mixture = Mixture(name="benchmark", sources={"web": 0.7, "code": 0.3}, max_epochs=1000)
     return mixture.plan(TokenSet.open(folder), SEQ_LEN, windows * SEQ_LEN, seed=1)
 
@@ -139,15 +139,10 @@ def datatrove(folder: Path, windows: int) -> Iterator[int]:
         yield batch["input_ids"].numel()
 
 
-LOADERS: dict[str, Callable[[Path, int], Iterator[int]]] = {
-    "ours": ours,
-    "ours_torch": ours_torch,
-    "nanogpt": nanogpt,
-    "datatrove": datatrove,
-}
+Loader = Callable[[Path, int], Iterator[int]]  # (folder, windows) -> tokens of each batch
 
 
-def rate(loader: Callable[[Path, int], Iterator[int]], folder: Path, windows: int, clock: Callable[[], float]) -> float:
+def rate(loader: Loader, folder: Path, windows: int, clock: Callable[[], float]) -> float:
     """Million tokens/s, without the first batch, which opens files and loads kernels."""
     batches = loader(folder, windows)
     next(batches)
@@ -162,7 +157,8 @@ def drop_from_cache(folder: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def order_figures() -> dict[str, float]:
+def order_figures() -> Iterator[Figure]:
+    """A plan that needs no tokens: 15e12 of them over 200 sources, with a ramp of weights."""
     random = np.random.default_rng(0)
     sizes = {f"s{i:03}": int(t) for i, t in enumerate(random.integers(10**9, 10**12, 200))}
     weights = {name: float(10 ** random.uniform(-6, 0)) for name in sizes}
@@ -177,48 +173,60 @@ def order_figures() -> dict[str, float]:
     tracemalloc.stop()
     start = time.perf_counter()
     plan.order.block(plan.windows // 3, plan.windows // 3 + 1_000_000)
-    return {
-        "order.plan_15t_ms": opened * 1e3,
-        "order.plan_15t_mb": held / 1e6,
-        "order.positions_1m_ms": (time.perf_counter() - start) * 1e3,
-    }
+    located = time.perf_counter() - start
+    yield Figure("order.plan_15t_ms", opened * 1e3, "ms")
+    yield Figure("order.plan_15t_mb", held / 1e6, "MB")
+    yield Figure("order.positions_1m_ms", located * 1e3, "ms")
+
+
+def loaders(skip: list[str]) -> tuple[dict[str, Loader], dict[str, Loader]]:
+    """(figure's suffix -> a way to get our windows, peer -> its way). All but the plain way need torch."""
+    ways: dict[str, Loader] = {"": ours}
+    peers: dict[str, Loader] = {}
+    if peer("torch", skip):
+        ways["_torch"] = ours_torch
+    if nanogpt_name := peer("nanoGPT", skip, needs=["torch"], at="3adf61e1"):
+        peers[nanogpt_name] = nanogpt
+    if datatrove_name := peer("datatrove", skip, needs=["torch"]):
+        peers[datatrove_name] = datatrove
+    return ways, peers
+
+
+def figures(options: argparse.Namespace) -> Iterator[Figure]:
+    kernels.warm()
+    yield from order_figures()
+    ways, peers = loaders(options.skip)
+    with tempfile.TemporaryDirectory() as name:
+        folder, windows = Path(name), options.windows
+        make_tokens(folder, options.mb)
+        start = time.perf_counter()
+        next(ours(folder, windows))
+        yield Figure("loader.start_ms", (time.perf_counter() - start) * 1e3, "ms")
+
+        def warm(loader: Loader) -> float:
+            return rate(loader, folder, windows, time.thread_time)
+
+        def cold(loader: Loader) -> float:
+            drop_from_cache(folder)
+            return float(in_own_process(rate, loader, folder, windows, time.perf_counter))
+
+        for kind, measure in (("warm", warm), ("cold", cold)):
+            jobs = {who: functools.partial(measure, loader) for who, loader in (ways | peers).items()}
+            found = rounds(jobs, options.rounds)
+            for way in ways:
+                beside = {OURS: found[way]} | {who: found[who] for who in peers}
+                yield from compared(f"loader.{kind}{way}", "M tokens/s", beside)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--windows", type=int, default=20_000)
+    parser = arguments(__doc__, corpus=False)
+    parser.add_argument("--windows", type=int, default=20_000, help="two batches of 64 at least")
+    parser.add_argument("--mb", type=float, default=256, help="of token files")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--one", help=argparse.SUPPRESS)  # the process of a cold measurement: a loader's name
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    kernels.warm()
-    if arguments.one:
-        print(rate(LOADERS[arguments.one], arguments.folder, arguments.windows, time.perf_counter))
-        return
-    figures = order_figures()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        make_tokens(folder)
-        start = time.perf_counter()
-        next(ours(folder, arguments.windows))
-        figures["loader.start_ms"] = (time.perf_counter() - start) * 1e3
-        warm: dict[str, list[float]] = {who: [] for who in LOADERS}
-        for _ in range(arguments.rounds):
-            for who, loader in LOADERS.items():
-                warm[who].append(rate(loader, folder, arguments.windows, time.thread_time))
-        figures |= {f"loader.warm.{who}": statistics.median(rates) for who, rates in warm.items()}
-        for who in LOADERS:
-            drop_from_cache(folder)
-            command = [sys.executable, __file__, "--one", who, "--folder", name, "--windows", str(arguments.windows)]
-            figures[f"loader.cold.{who}"] = float(
-                subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.split()[-1]
-            )
-    if arguments.json:
-        print(json.dumps(figures, indent=2))
-    else:
-        for key, value in figures.items():
-            print(f"{key:28} {value:12,.1f}")
+    options = parser.parse_args()
+    if options.windows < 2 * BATCH_WINDOWS:
+        parser.error(f"--windows must be at least {2 * BATCH_WINDOWS}: the first batch of {BATCH_WINDOWS} is not timed")
+    show(figures(options), options.json)
 
 
 if __name__ == "__main__":

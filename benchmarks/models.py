@@ -1,9 +1,9 @@
 """Models that filter text, side by side with their peers: `python benchmarks/models.py --corpus DIR [--json]`.
 
 DIR holds *.jsonl.gz with {text, id, metadata}. Everything runs on one core, in CPU seconds of the process (of the
-child, for lmplz); the peers take turns, round after round, and the medians are printed with the ratio to ours.
+child, for lmplz); the peers take turns with us, round after round. Half of the documents train, half are scored.
 
-    models.kenlm_train   MB/s of UTF-8 from text to ARPA file: our estimator, with normalisation and our table; lmplz
+    models.kenlm_train   MB/s from text to ARPA file: our estimator, with normalisation and our table; lmplz
                          on the pieces (where it is on the PATH or given by --lmplz), same order and pruning
     models.perplexity    MB/s of documents: the stage; plain kenlm from Python, line by line, on the pieces that the
                          stage scores, and on the raw text, whose words are fewer and mostly unknown to the model
@@ -18,22 +18,19 @@ raw text; the classifier at 21 MB/s, 1.1 times datatrove's filter.
 from __future__ import annotations
 
 import argparse
-import gzip
-import importlib.util
-import json
+import contextlib
+import functools
+import random
 import resource
 import shutil
-import statistics
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import orjson
 import pyarrow as pa
+from common import OURS, Figure, arguments, batches, compared, documents, megabytes_of, note, peer, rounds, show, speed
 
 from gristmill.stages.classifier import POSITIVE, Classifier
 from gristmill.stages.kernels import counting, normalise
@@ -42,61 +39,16 @@ from gristmill.stages.kneser_ney import TokenFile, load_arpa
 from gristmill.stages.models import FastText, KenLM, Selection
 from gristmill.stages.perplexity import ARPA_FILE, Perplexity
 
-BATCH = 1_000  # documents
+Jobs = dict[str, Callable[[], float]]  # MB/s of one round
 
 
-def documents(folder: Path, limit_bytes: float) -> list[str]:
-    """Texts from DIR in the order of names, up to limit_bytes of UTF-8."""
-    texts: list[str] = []
-    total = 0
-    for path in sorted(folder.rglob("*.jsonl.gz")):
-        with gzip.open(path, "rb") as lines:
-            for line in lines:
-                text = orjson.loads(line)["text"]
-                total += len(text.encode())
-                texts.append(text)
-                if total >= limit_bytes:
-                    return texts
-    if not texts:
-        raise SystemExit(f"{folder} holds no *.jsonl.gz. Name a folder with documents: {{text, id, metadata}}.")
-    return texts
+cpu = functools.partial(speed, clock=time.process_time)
 
 
-def batches(texts: list[str]) -> list[pa.RecordBatch]:
-    parts = [texts[i : i + BATCH] for i in range(0, len(texts), BATCH)]
-    return [pa.RecordBatch.from_pydict({"doc_id": [str(i) for i in range(len(p))], "text": p}) for p in parts]
-
-
-def rounds(megabytes: float, jobs: dict[str, Callable[[], float]], repeats: int) -> dict[str, dict[str, float]]:
-    """jobs: name -> work that returns its CPU seconds -> name -> median MB/s, median ratio of the first job to it."""
-    speeds: dict[str, list[float]] = {name: [] for name in jobs}
-    for _ in range(repeats):
-        for name, work in jobs.items():
-            speeds[name].append(megabytes / work())
-    first = speeds[next(iter(jobs))]
-    return {
-        name: {
-            "mb_per_s": round(statistics.median(values), 2),
-            "ours_is_times_faster": round(statistics.median(a / b for a, b in zip(first, values, strict=True)), 2),
-        }
-        for name, values in speeds.items()
-    }
-
-
-def timed(work: Callable[[], object]) -> Callable[[], float]:
-    def run() -> float:
-        before = time.process_time()
-        work()
-        return time.process_time() - before
-
-    return run
-
-
-def kenlm_train(
-    texts: list[str], order: int, prune: tuple[int, ...], lmplz: str | None
-) -> dict[str, Callable[[], float]]:
+def kenlm_train(texts: list[str], scratch: Path, options: argparse.Namespace) -> Jobs:
     arrays = [b["text"] for b in batches(texts)]
-    scratch = Path(tempfile.mkdtemp())
+    order, prune = options.order, tuple(options.prune)
+    size = megabytes_of(texts)
     counting.warm()
     normalise.warm()
 
@@ -112,24 +64,34 @@ def kenlm_train(
             file.write(Pieces(array).data.data)
 
     def theirs() -> float:
-        command = [lmplz or "", "-o", str(order), "--discount_fallback", "-S", "1G", "-T", str(scratch / "t")]
+        command = [options.lmplz, "-o", str(order), "--discount_fallback", "-S", "1G", "-T", str(scratch / "t")]
+        command += ["--prune", *(str(x) for x in prune or (0,))]
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         with pieces.open("rb") as text, (scratch / "lmplz.arpa").open("wb") as arpa:
-            thresholds = [str(x) for x in prune or (0,)]
-            subprocess.run(
-                [*command, "--prune", *thresholds], stdin=text, stdout=arpa, stderr=subprocess.PIPE, check=True
-            )
+            subprocess.run(command, stdin=text, stdout=arpa, stderr=subprocess.PIPE, check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return size / (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
-    return {"gristmill": timed(ours)} | ({"lmplz": theirs} if lmplz else {})
+    jobs = {OURS: cpu(size, ours)}
+    if "lmplz" in options.skip:
+        note("lmplz is skipped, as --skip asks.")
+    elif options.lmplz is None:
+        note("lmplz is skipped: it is not on the PATH, and --lmplz does not name it.")
+    else:
+        jobs["lmplz"] = theirs
+    return jobs
 
 
-def perplexity(texts: list[str], held: list[str], order: int, prune: tuple[int, ...]) -> dict[str, Callable[[], float]]:
-    folder = tempfile.mkdtemp()
-    KenLM(text=Selection(), order=order, prune=prune).train({"text": [b["text"] for b in batches(texts)]}, folder)
-    stage, parts = Perplexity(model=folder), batches(held)
-    model = load_arpa(Path(folder) / ARPA_FILE)
+def perplexity(texts: list[str], held: list[str], scratch: Path, options: argparse.Namespace) -> Jobs:
+    settings = KenLM(text=Selection(), order=options.order, prune=tuple(options.prune))
+    settings.train({"text": [b["text"] for b in batches(texts)]}, str(scratch))
+    stage, parts, size = Perplexity(model=str(scratch)), batches(held), megabytes_of(held)
+    stage(parts[0].slice(0, 1))  # compile, load
+    jobs = {OURS: cpu(size, lambda: [stage(b) for b in parts])}
+    kenlm = peer("kenlm", options.skip)
+    if not kenlm:
+        return jobs
+    model = load_arpa(scratch / ARPA_FILE)
     in_pieces = [Pieces(b["text"]) for b in parts]
     of_pieces = [p.document(i).decode() for p in in_pieces for i in range(len(p))]
 
@@ -141,68 +103,56 @@ def perplexity(texts: list[str], held: list[str], order: int, prune: tuple[int, 
                 length += len(line.split()) + 1
             10.0 ** (-total / length)
 
-    return {
-        "gristmill": timed(lambda: [stage(b) for b in parts]),
-        "kenlm, pieces": timed(lambda: plain(of_pieces)),
-        "kenlm, raw text": timed(lambda: plain(held)),
-    }
-
-
-def classifier(texts: list[str], held: list[str]) -> dict[str, Callable[[], float]]:
-    """Tells documents from the same documents with their words in the order of the alphabet: what it learns is no
-    matter here."""
-    folder = tempfile.mkdtemp()
-    some = texts[:4_000]
-    other = [" ".join(sorted(t.split())) for t in some]
-    settings = FastText(positive=Selection(), negative=Selection(), word_ngrams=2)
-    settings.train({"positive": [pa.array(some)], "negative": [pa.array(other)]}, folder)
-    stage, parts = Classifier(model=folder), batches(held)
-    model = str(Path(folder) / "model.bin")
-    jobs = {"gristmill": timed(lambda: [stage(b) for b in parts])}
-    if importlib.util.find_spec("fasteners") is None:
-        print("datatrove's filter is left out: it needs the package fasteners", file=sys.stderr)
-        return jobs
-    from datatrove.data import Document
-    from datatrove.pipeline.filters import FastTextClassifierFilter
-
-    label = POSITIVE.removeprefix("__label__")
-    theirs = FastTextClassifierFilter(model, keep_labels=[(label, 0.5)], newline_replacement=" ")
-    jobs["datatrove"] = timed(lambda: [theirs.filter(Document(text=t, id=str(i))) for i, t in enumerate(held)])
+    jobs[f"{kenlm}, pieces"] = cpu(size, lambda: plain(of_pieces))
+    jobs[f"{kenlm}, raw text"] = cpu(size, lambda: plain(held))
     return jobs
 
 
+def classifier(texts: list[str], held: list[str], scratch: Path, options: argparse.Namespace) -> Jobs:
+    """Tells documents from the same documents with their words in the order of the alphabet: what it learns is no
+    matter here."""
+    some = texts[:4_000]
+    other = [" ".join(sorted(t.split())) for t in some]
+    settings = FastText(positive=Selection(), negative=Selection(), word_ngrams=2, buckets=options.buckets)
+    settings.train({"positive": [pa.array(some)], "negative": [pa.array(other)]}, str(scratch))
+    stage, parts, size = Classifier(model=str(scratch)), batches(held), megabytes_of(held)
+    stage(parts[0].slice(0, 1))  # compile, load
+    jobs = {OURS: cpu(size, lambda: [stage(b) for b in parts])}
+    if datatrove := peer("datatrove", options.skip, needs=["fasteners"]):
+        from datatrove.data import Document
+        from datatrove.pipeline.filters import FastTextClassifierFilter
+
+        keep = [(POSITIVE.removeprefix("__label__"), 0.5)]
+        model = str(scratch / "model.bin")
+        theirs = FastTextClassifierFilter(model, keep_labels=keep, newline_replacement=" ")
+        jobs[datatrove] = cpu(size, lambda: [theirs.filter(Document(text=t, id=str(i))) for i, t in enumerate(held)])
+    return jobs
+
+
+def figures(options: argparse.Namespace) -> Iterator[Figure]:
+    both = documents(options.corpus, 2e6 * options.mb)
+    random.Random(0).shuffle(both)  # texts of every file in either half
+    texts, held = both[::2], both[1::2]
+    with contextlib.ExitStack() as stack:
+        scratch = [Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in range(3)]
+        jobs = kenlm_train(texts, scratch[0], options)
+        yield from compared("models.kenlm_train", "MB/s", rounds(jobs, options.rounds))
+        jobs = perplexity(texts, held, scratch[1], options)
+        yield from compared("models.perplexity", "MB/s", rounds(jobs, options.rounds))
+        jobs = classifier(texts, held, scratch[2], options)
+        yield from compared("models.classifier", "MB/s", rounds(jobs, options.rounds))
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", type=Path, required=True, help="folder of *.jsonl.gz")
+    parser = arguments(__doc__)
     parser.add_argument("--mb", type=float, default=20, help="of text to train on, and as much to score")
     parser.add_argument("--order", type=int, default=3)
     parser.add_argument("--prune", type=int, nargs="*", default=[0, 0, 1])
+    parser.add_argument("--buckets", type=int, default=FastText.model_fields["buckets"].default, help="of fastText")
     parser.add_argument("--lmplz", default=shutil.which("lmplz"), help="path of the program")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    both = documents(options.corpus, 2e6 * options.mb)
-    texts, held = both[::2], both[1::2]
-    size, held_size = (sum(len(t.encode()) for t in part) / 1e6 for part in (texts, held))
-    prune = tuple(options.prune)
-    figures: dict[str, Callable[[], dict[str, dict[str, float]]]] = {
-        "models.kenlm_train": lambda: rounds(
-            size, kenlm_train(texts, options.order, prune, options.lmplz), options.repeats
-        ),
-        "models.perplexity": lambda: rounds(held_size, perplexity(texts, held, options.order, prune), options.repeats),
-        "models.classifier": lambda: rounds(held_size, classifier(texts, held), options.repeats),
-    }
-    report: dict[str, Any] = {}
-    for name, measure in figures.items():
-        report[name] = measure()
-        if not options.json:
-            for peer, found in report[name].items():
-                print(
-                    f"{name:20} {peer:16} {found['mb_per_s']:8.2f} MB/s   {found['ours_is_times_faster']:6.2f}",
-                    flush=True,
-                )
-    if options.json:
-        print(json.dumps(report, indent=2))
+    show(figures(options), options.json)
 
 
 if __name__ == "__main__":

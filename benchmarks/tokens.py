@@ -4,17 +4,17 @@
 
 DIR holds *.jsonl.gz with documents {"text", "id", "metadata"}. Every peer gets the same documents and the same
 tokenizer (llama3 split, trained on them), cold, in a process of its own on one core; rounds are interleaved, because
-shared machines change their speed by the minute. Figures: MB of UTF-8 text a CPU second (best round), tokens a CPU
-second, peak memory of the process with the documents in it.
+shared machines change their speed by the minute. Speeds are MB of UTF-8 a CPU second; each figure comes with
+`NAME_peak_mb`, the peak memory of the process with the documents in it.
 
-    tokens.encode   gristmill  Encoder.encode: ids proven to stand for the text, nothing written
-                    gristmill shards  write_shard: read from Arrow, encoded, checksummed, written, synced
+    tokens.encode   Encoder.encode: ids proven to stand for the text, nothing written; beside
                     gigatoken  the same encoder without checks
                     tokenizers  encode_batch_fast, no parallelism
-                    tiktoken   the same merges, encode_ordinary_batch on one thread (where it is installed)
-                    datatrove  DocumentTokenizer, one task (where it is installed)
-    tokens.train    gristmill  train(): sample, then `tokenizers`
-                    tokenizers train_from_iterator on the same documents
+                    tiktoken   the same merges, encode_ordinary_batch on one thread
+    tokens.shards   write_shard: read from Arrow, encoded, checksummed, written, synced; beside
+                    datatrove  DocumentTokenizer, one task
+    tokens.train    train(): sample, then `tokenizers`; beside
+                    tokenizers  train_from_iterator on the same documents
 
 Expected: gristmill at least 40 MB/s and 15 times `tokenizers` on one core of a server of 2023; training as fast as
 plain `tokenizers`, since the trainer is the same. Ids are the same for all encoders; the script checks their number.
@@ -23,41 +23,34 @@ plain `tokenizers`, since the trainer is the same. Ids are the same for all enco
 from __future__ import annotations
 
 import argparse
-import gzip
-import importlib.util
-import json
+import functools
 import os
 import re
 import resource
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from common import (
+    OURS,
+    Figure,
+    arguments,
+    compared,
+    documents,
+    in_own_process,
+    megabytes_of,
+    note,
+    peer,
+    rounds,
+    show,
+)
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("RAYON_NUM_THREADS", "1")
 
 GROUP = 512  # documents in a batch
-
-
-def documents(corpus: Path, megabytes: float) -> list[str]:
-    """The first documents of the corpus, in the order of file names, up to a size."""
-    texts, left = [], megabytes * 1e6
-    for path in sorted(corpus.rglob("*.jsonl.gz")):
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            for line in file:
-                text = json.loads(line)["text"]
-                if left <= 0:
-                    return texts
-                if text:
-                    texts.append(text)
-                    left -= len(text.encode())
-    if not texts:
-        raise SystemExit(f"{corpus}: no documents in *.jsonl.gz files.")
-    return texts
 
 
 def arrow_batches(texts: list[str]) -> list[Any]:
@@ -202,37 +195,26 @@ def _vocab(tokenizer: Path) -> int:
     return int(tokenizer.with_suffix(".vocab").read_text())
 
 
-PEERS: dict[str, dict[str, Prepare]] = {
+PREPARE: dict[str, dict[str, Prepare]] = {
     "tokens.encode": {
-        "gristmill": encode_gristmill,
-        "gristmill shards": encode_shards,
+        OURS: encode_gristmill,
         "gigatoken": encode_gigatoken,
         "tokenizers": encode_tokenizers,
         "tiktoken": encode_tiktoken,
-        "datatrove": encode_datatrove,
     },
-    "tokens.train": {"gristmill": train_gristmill, "tokenizers": train_tokenizers},
+    "tokens.shards": {OURS: encode_shards, "datatrove": encode_datatrove},
+    "tokens.train": {OURS: train_gristmill, "tokenizers": train_tokenizers},
 }
 
 
-def measure(figure: str, peer: str, corpus: Path, megabytes: float, tokenizer: Path) -> dict[str, Any]:
-    """One cold pass in this process."""
-    texts = documents(corpus, megabytes)
-    size = sum(len(text.encode()) for text in texts)
-    count = len(texts)
-    run = PEERS[figure][peer](texts, tokenizer)
-    before, wall = time.process_time(), time.perf_counter()
+def measure(figure: str, who: str, corpus: Path, megabytes: float, tokenizer: Path) -> tuple[float, float, int]:
+    """One cold pass in this process: (MB a CPU second, peak MB, ids or tokens of the trained vocabulary)."""
+    texts = documents(corpus, megabytes * 1e6)
+    size = megabytes_of(texts)
+    run = PREPARE[figure][who](texts, tokenizer)
+    before = time.process_time()
     result = run()
-    seconds, wall = time.process_time() - before, time.perf_counter() - wall
-    return {
-        "documents": count,
-        "bytes": size,
-        "result": result,  # ids, or tokens of the trained vocabulary
-        "cpu_s": seconds,
-        "wall_s": wall,
-        "mb_per_s": size / 1e6 / seconds,
-        "peak_mb": _peak_mb(),
-    }
+    return size / (time.process_time() - before), _peak_mb(), result
 
 
 def _peak_mb() -> float:
@@ -243,80 +225,54 @@ def _peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def in_own_process(figure: str, peer: str, arguments: argparse.Namespace, tokenizer: Path) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--corpus", str(arguments.corpus), "--mb", str(arguments.mb)]
-    command += ["--one", figure, peer, str(tokenizer)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{figure} {peer} failed:\n{done.stderr[-2000:]}")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
-
-
-def train_once(arguments: argparse.Namespace, folder: Path) -> Path:
+def train_once(options: argparse.Namespace, folder: Path) -> Path:
+    """The path of a tokenizer trained on the documents."""
     import pyarrow as pa
 
     from gristmill.tokenize.train import TokenizerSettings, tokenizer_bytes, train
 
-    settings = TokenizerSettings(vocab_size=arguments.vocab, max_bytes=10_000_000)
-    tokenizer = train({"docs": [pa.array(documents(arguments.corpus, arguments.mb))]}, settings)
+    settings = TokenizerSettings(vocab_size=options.vocab, max_bytes=10_000_000)
+    tokenizer = train({"docs": [pa.array(documents(options.corpus, options.mb * 1e6))]}, settings)
     path = folder / "tokenizer.json"
     path.write_bytes(tokenizer_bytes(tokenizer))
-    path.with_suffix(".vocab").write_text(str(arguments.vocab))
+    path.with_suffix(".vocab").write_text(str(options.vocab))
     return path
 
 
-def compare(arguments: argparse.Namespace) -> dict[str, dict[str, dict[str, Any]]]:
-    """figure -> peer -> the round with the least CPU time, and the speeds of all rounds."""
-    out: dict[str, dict[str, dict[str, Any]]] = {}
+def figures(options: argparse.Namespace) -> Iterator[Figure]:
+    labels: dict[str, str | None] = {}  # one line about a peer that does not take part
+    ids: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as folder:
-        tokenizer = train_once(arguments, Path(folder))
-        for figure, peers in PEERS.items():
-            rounds: dict[str, list[dict[str, Any]]] = {}
-            for _ in range(arguments.rounds):
-                for peer in peers:
-                    if peer not in ("tiktoken", "datatrove") or importlib.util.find_spec(peer):
-                        rounds.setdefault(peer, []).append(in_own_process(figure, peer, arguments, tokenizer))
-            out[figure] = {
-                peer: min(results, key=lambda result: float(result["cpu_s"]))
-                | {"rounds_mb_per_s": [round(float(result["mb_per_s"]), 2) for result in results]}
-                for peer, results in rounds.items()
-            }
-    counts = {peer: result["result"] for peer, result in out["tokens.encode"].items()}
-    if len(set(counts.values())) != 1:
-        print(f"The encoders differ in the number of ids: {counts}", file=sys.stderr)
-    return out
+        tokenizer = in_own_process(train_once, options, Path(folder))
+        for figure, prepare in PREPARE.items():
+            peaks: dict[str, list[float]] = {}
 
+            def job(figure: str, who: str, label: str, peaks: dict[str, list[float]]) -> float:
+                speed, peak_mb, result = in_own_process(measure, figure, who, options.corpus, options.mb, tokenizer)
+                peaks.setdefault(label, []).append(peak_mb)
+                if figure != "tokens.train":
+                    ids[f"{figure} {label}"] = result
+                return speed
 
-def table(figures: dict[str, dict[str, dict[str, Any]]]) -> str:
-    lines = []
-    for figure, peers in figures.items():
-        base = peers["tokenizers"]["mb_per_s"]
-        lines += [figure, f"  {'peer':18}{'MB/s':>9}{'M ids/s':>9}{'x tokenizers':>14}{'peak MB':>9}   rounds, MB/s"]
-        for peer, result in peers.items():
-            speed = result["result"] / result["cpu_s"] / 1e6 if figure == "tokens.encode" else float("nan")
-            lines.append(
-                f"  {peer:18}{result['mb_per_s']:9.2f}{speed:9.2f}{result['mb_per_s'] / base:14.1f}"
-                f"{result['peak_mb']:9.0f}   {result['rounds_mb_per_s']}"
-            )
-    return "\n".join(lines)
+            jobs = {}
+            for who in prepare:
+                if who not in labels:
+                    labels[who] = OURS if who == OURS else peer(who, options.skip)
+                if label := labels[who]:
+                    jobs[label] = functools.partial(job, figure, who, label, peaks)
+            yield from compared(figure, "MB/s", rounds(jobs, options.rounds))
+            yield from compared(f"{figure}_peak_mb", "MB", peaks, smaller_is_better=True)
+    if len(set(ids.values())) != 1:
+        note(f"The encoders differ in the number of ids: {ids}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", type=Path, required=True)
-    parser.add_argument("--mb", type=float, default=20, help="MB of text for each peer")
+    parser = arguments(__doc__)
+    parser.add_argument("--mb", type=float, default=20, help="of text for each peer")
     parser.add_argument("--vocab", type=int, default=32_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--one", nargs=3, metavar=("FIGURE", "PEER", "TOKENIZER"), help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.one:
-        figure, peer, tokenizer = arguments.one
-        print(json.dumps(measure(figure, peer, arguments.corpus, arguments.mb, Path(tokenizer))))
-        return
-    figures = compare(arguments)
-    print(json.dumps(figures, indent=2) if arguments.json else table(figures))
+    options = parser.parse_args()
+    show(figures(options), options.json)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,16 @@
     python benchmarks/train.py --shape 3m --threads 2
     python benchmarks/train.py --json
 
-Both train for `--steps` steps per turn, `--turns` turns each, one after the other; the figure is the best turn of
-each, because other programs only ever slow a turn down. The plain loop is what one writes by hand: the same
-architecture in stock modules, full logits, F.cross_entropy, clip_grad_norm_, torch.optim.AdamW(fused), autocast for
-bf16. Both start without weights from disk and without data loading, so that only the step is compared; `overhead` is
-what data, logging and checks add to a step in a real run of ours.
+Both train for `--steps` steps per turn, `--rounds` turns each, one after the other, by the clock on the wall.
+--corpus is accepted, as by every benchmark, and ignored: ids are random.
+
+    train.3m         tokens/s of our step, and of the plain one in torch: what one writes by hand, the same
+                     architecture in stock modules, full logits, F.cross_entropy, clip_grad_norm_,
+                     torch.optim.AdamW(fused), autocast for bf16. Both start without weights from disk and without
+                     data loading, so that only the step is compared; other shapes by --shape
+    train.share_of_matrix_limit  our FLOP/s as a share of those of a bare matrix product of the model's shapes
+    train.overhead   share of a real run of ours that is not the step: data, checks, logging, a checkpoint every 5
+                     steps
 
 What to expect: with AMX, 3m in bf16, 1.3 to 1.7 times the plain loop; the loss that never stores its logits makes most
 of it. The limit is a bare matrix product of the model's shapes.
@@ -16,16 +21,16 @@ of it. The limit is a bare matrix product of the model's shapes.
 from __future__ import annotations
 
 import argparse
-import json
-import platform
+import functools
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from common import OURS, Figure, arguments, compared, note, peer, rounds, show, speed
 from torch import Tensor, nn
 
 from gristmill.trainer.config import PRESETS, ModelShape
@@ -128,22 +133,8 @@ def matrix_limit(shape: ModelShape, dtype: torch.dtype, rows: int) -> float:
     return statistics.mean(rates)
 
 
-def turns_of(steps: dict[str, Callable[[Tensor], float]], batches: list[Tensor], turns: int) -> dict[str, list[float]]:
-    """Seconds of each turn, by name; a turn of one is followed by a turn of the other."""
-    for step in steps.values():
-        step(batches[0])
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(turns):
-        for name, step in steps.items():
-            began = time.perf_counter()
-            for ids in batches:
-                step(ids)
-            seconds[name].append(time.perf_counter() - began)
-    return seconds
-
-
 def overhead(shape: ModelShape, dtype: str, batch: int, seq_len: int) -> float:
-    """Share of a real run's time that is not the step: data, checks, logging, checkpoints. Needs the test's tokens."""
+    """Share of a real run's time that is not the step: data, checks, logging, checkpoints."""
     from gristmill.trainer import train
     from gristmill.trainer.config import Run, TrainConfig
     from gristmill.trainer.group import ALONE
@@ -213,52 +204,45 @@ def _random_tokens(folder: Path, count: int) -> Path:
     return target
 
 
+def figures(options: argparse.Namespace) -> Iterator[Figure]:
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(1)
+    shape = PRESETS[options.shape].resolved(VOCAB)
+    dtype = {"float32": torch.float32, "bf16": torch.bfloat16}[options.dtype]
+    note(f"{options.shape}: {count_parameters(shape):,} parameters, {options.dtype}, {options.threads} threads.")
+    batches = [torch.randint(0, VOCAB, (options.batch, options.seq_len + 1)) for _ in range(options.steps)]
+    tokens = options.steps * options.batch * options.seq_len
+    steps = {OURS: our_step(shape, dtype)}
+    if plain := peer("torch", options.skip):
+        steps[plain] = plain_step(shape, dtype)
+
+    def turn(step: Callable[[Tensor], float]) -> None:
+        for ids in batches:
+            step(ids)
+
+    for step in steps.values():
+        step(batches[0])  # memory and kernels
+    clock = time.perf_counter
+    jobs = {who: speed(tokens, functools.partial(turn, step), clock) for who, step in steps.items()}
+    found = rounds(jobs, options.rounds)
+    yield from compared(f"train.{options.shape}", "tokens/s", found)
+    flops = statistics.median(found[OURS]) * flops_per_token(shape, options.seq_len)
+    limit = matrix_limit(shape, dtype, options.batch * options.seq_len)
+    yield Figure("train.share_of_matrix_limit", flops / limit, "share")
+    yield Figure("train.overhead", overhead(shape, options.dtype, options.batch, options.seq_len), "share")
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--shape", default="3m", choices=[name for name in PRESETS if name in ("1m", "3m", "10m", "124m")]
-    )
+    parser = arguments(__doc__, corpus=False)
+    parser.add_argument("--shape", default="3m", choices=["1m", "3m", "10m", "124m"])
     parser.add_argument("--dtype", default="bf16", choices=["float32", "bf16"])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch", type=int, default=16, help="windows a step")
     parser.add_argument("--seq-len", type=int, default=256)
     parser.add_argument("--steps", type=int, default=3, help="of a turn")
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-
-    torch.set_num_threads(arguments.threads)
-    torch.manual_seed(1)
-    shape = PRESETS[arguments.shape].resolved(VOCAB)
-    dtype = {"float32": torch.float32, "bf16": torch.bfloat16}[arguments.dtype]
-    batches = [torch.randint(0, VOCAB, (arguments.batch, arguments.seq_len + 1)) for _ in range(arguments.steps)]
-    seconds = turns_of(
-        {"gristmill": our_step(shape, dtype), "plain": plain_step(shape, dtype)}, batches, arguments.turns
-    )
-    tokens = arguments.steps * arguments.batch * arguments.seq_len
-    rates = {name: tokens / min(times) for name, times in seconds.items()}
-    flops = flops_per_token(shape, arguments.seq_len)
-    limit = matrix_limit(shape, dtype, arguments.batch * arguments.seq_len)
-    result = {
-        "benchmark": f"train.{arguments.shape}",
-        "parameters": count_parameters(shape),
-        "tokens_per_s": {name: round(rate) for name, rate in rates.items()},
-        "ratio": round(rates["gristmill"] / rates["plain"], 3),
-        "share_of_matrix_limit": round(rates["gristmill"] * flops / limit, 3),
-        "overhead": round(overhead(shape, arguments.dtype, arguments.batch, arguments.seq_len), 4),
-        "dtype": arguments.dtype,
-        "threads": arguments.threads,
-        "torch": torch.__version__,
-        "machine": platform.processor() or platform.machine(),
-    }
-    if arguments.json:
-        print(json.dumps(result))
-        return
-    print(f"{arguments.shape}: {result['parameters']:,} parameters, {arguments.dtype}, {arguments.threads} threads")
-    for name, rate in rates.items():
-        print(f"  {name:<10} {rate:>9,.0f} tokens/s")
-    print(f"  ratio {result['ratio']}, {result['share_of_matrix_limit']:.0%} of the matrix limit")
-    print(f"  data, checks, logging and a checkpoint every 5 steps take {result['overhead']:.1%} of a run")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each")
+    options = parser.parse_args()
+    show(figures(options), options.json)
 
 
 if __name__ == "__main__":

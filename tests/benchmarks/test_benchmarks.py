@@ -1,0 +1,153 @@
+"""Every benchmark runs by its path on a tiny input, and speaks the one form. How fast is no matter here."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+KEYS = ["bench", "value", "unit", "peer", "peer_value", "ratio"]
+MODULES = "argparse asyncio collections csv datetime decimal difflib email enum fractions inspect io logging os".split()
+TINY = {
+    "rules": "--mb 0.05 --peer-mb 0.02 --rounds 1",
+    "dedupe": "--mb 0.05 --peer-mb 0.02 --rounds 1 --documents 2000",
+    "models": "--mb 0.03 --rounds 1 --order 2 --prune 0 --buckets 1000",
+    "tokens": "--mb 0.05 --vocab 400 --rounds 1 --skip datatrove",
+    "loader": "--mb 1 --windows 256 --rounds 1 --skip torch datatrove",
+    "train": "--shape 1m --dtype float32 --threads 1 --batch 1 --seq-len 32 --steps 1 --rounds 1",
+}
+FIGURES = {  # name -> the peers that must be beside it
+    "rules": {"rules.all": {None}, "rules.chain": {"datatrove"}},
+    "dedupe": {
+        "dedupe.signatures": {"datasketch", "datatrove"},
+        "dedupe.cluster_2000_s": {None},
+        "dedupe.cluster_2000_gb": {None},
+        "dedupe.exact_raw": {None},
+        "dedupe.exact_normalised": {None},
+    },
+    "models": {"models.kenlm_train": set(), "models.perplexity": {"kenlm"}, "models.classifier": set()},
+    "tokens": {
+        "tokens.encode": {"gigatoken", "tokenizers"},
+        "tokens.encode_peak_mb": {"gigatoken", "tokenizers"},
+        "tokens.shards": {None},
+        "tokens.train": {"tokenizers"},
+    },
+    "loader": {"loader.warm": {"nanoGPT"}, "loader.cold": {"nanoGPT"}, "loader.start_ms": {None}},
+    "train": {"train.1m": {"torch"}, "train.overhead": {None}, "train.share_of_matrix_limit": {None}},
+}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two files of docstrings, some tens of kB each."""
+    folder = tmp_path_factory.mktemp("corpus")
+    texts = []
+    for name in MODULES:
+        module = importlib.import_module(name)
+        found = [getattr(module, n).__doc__ for n in sorted(dir(module)) if not n.startswith("_")]
+        texts += [t for t in found if isinstance(t, str) and len(t) > 400]
+    assert 60_000 < len("".join(texts)) < 500_000
+    for i in range(2):
+        with gzip.open(folder / f"part-{i}.jsonl.gz", "wt", encoding="utf-8") as file:
+            for j, text in enumerate(texts[i::2]):
+                file.write(json.dumps({"text": text, "id": f"{i}-{j}", "metadata": {}}) + "\n")
+    return folder
+
+
+def run(name: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, f"benchmarks/{name}.py", *options]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_runs_on_a_tiny_input_and_prints_one_line_of_json_a_figure_and_peer(name: str, corpus: Path) -> None:
+    done = run(name, "--corpus", str(corpus), "--json", *TINY[name].split())
+    assert done.returncode == 0, done.stderr
+    rows: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
+    peers: dict[str, set[str | None]] = {}
+    for row in rows:
+        assert list(row) == KEYS
+        assert row["value"] > 0
+        assert row["unit"]
+        assert [row[key] is None for key in KEYS[3:]] in ([True] * 3, [False] * 3), row
+        if row["peer"] is not None:
+            assert row["ratio"] > 0
+            assert row["peer_value"] > 0
+            assert row["peer"].split()[1][0].isalnum(), "a peer is named with its version"
+        peers.setdefault(row["bench"], set()).add(row["peer"] and row["peer"].split()[0])
+    for bench, expected in FIGURES[name].items():
+        assert expected <= peers[bench], (bench, done.stderr)
+    for skipped in TINY[name].partition("--skip ")[2].split():
+        assert f"{skipped} is skipped, as --skip asks." in done.stderr
+        assert all(skipped not in found for found in peers.values())
+
+
+@pytest.fixture
+def common(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("common")
+
+
+def test_the_ratio_is_the_median_of_the_rounds(common: Any) -> None:
+    found = {"gristmill": [10.0, 40.0, 20.0], "peer 1.0": [5.0, 4.0, 5.0], "peer 2.0": [20.0, 20.0, 20.0]}
+    first, second = common.compared("x.y", "MB/s", found)
+    assert first == common.Figure("x.y", 20.0, "MB/s", "peer 1.0", 5.0, 4.0)  # of 2, 10, 4
+    assert second == common.Figure("x.y", 20.0, "MB/s", "peer 2.0", 20.0, 1.0)  # of 0.5, 2, 1
+    (seconds, _) = common.compared("x.y_s", "s", found, smaller_is_better=True)
+    assert seconds.ratio == 0.25
+    assert list(common.compared("x.y", "s", {"gristmill": [2.0]})) == [common.Figure("x.y", 2.0, "s")]
+
+
+def test_a_peer_that_is_not_installed_is_skipped_aloud(common: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert common.peer("no-such-package") is None
+    assert common.peer("numpy", needs=["no-such-package"]) is None
+    assert common.peer("numpy", ["numpy"]) is None
+    assert common.peer("nanoGPT", needs=["numpy"], at="3adf61e1") == "nanoGPT 3adf61e1"
+    assert capsys.readouterr().err.splitlines() == [
+        "no-such-package is skipped: it is not installed.",
+        "numpy is skipped: no-such-package, which it needs, is not installed.",
+        "numpy is skipped, as --skip asks.",
+    ]
+
+
+def test_documents_come_from_each_file_in_turn(common: Any, tmp_path: Path) -> None:
+    for name, texts in (("a", ["a1", "", "a2"]), ("b", ["b1", "b2", "b3"])):
+        lines = "".join(json.dumps({"text": t, "id": t, "metadata": {}}) + "\n" for t in texts)
+        (tmp_path / f"{name}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    assert common.documents(tmp_path, 1000) == ["a1", "b1", "b2", "a2", "b3"]
+    assert common.documents(tmp_path, 3) == ["a1", "b1"]
+    batches = common.batches(["abc", "de", "f"], batch_bytes=4)
+    assert [b["text"].to_pylist() for b in batches] == [["abc", "de"], ["f"]]
+    assert batches[1]["doc_id"].to_pylist() == ["00000002"]
+
+
+def test_a_folder_without_documents_and_a_line_that_is_none_are_named(common: Any, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as empty:
+        common.documents(tmp_path, 1)
+    assert str(empty.value).startswith(f"{tmp_path} holds no documents in *.jsonl.gz")
+    for line in (b'{"words": 3}', b'{"text": null}', b"[1]", b"{"):
+        (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(line + b"\n"))
+        with pytest.raises(SystemExit) as broken:
+            common.documents(tmp_path, 1)
+        assert str(broken.value).startswith(f"{tmp_path / 'a.jsonl.gz'} has a line that is no document")
+        assert line.decode() in str(broken.value)
+
+
+def test_the_table_and_the_json_have_the_same_rows(common: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    figures = [common.Figure("a.b", 1234.5, "MB/s", "peer 1.0", 2.0, 617.25), common.Figure("a.c_s", 2 / 3, "s")]
+    common.show(figures, False)
+    _, first, second = capsys.readouterr().out.splitlines()
+    assert first.split() == ["a.b", "1,234.50", "MB/s", "peer", "1.0", "2.00", "617.25"]
+    assert second.split() == ["a.c_s", "0.67", "s"]
+    common.show(figures, True)
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [
+        {"bench": "a.b", "value": 1234.5, "unit": "MB/s", "peer": "peer 1.0", "peer_value": 2.0, "ratio": 617.25},
+        {"bench": "a.c_s", "value": 0.66667, "unit": "s", "peer": None, "peer_value": None, "ratio": None},
+    ]
