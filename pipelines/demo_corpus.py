@@ -10,6 +10,7 @@ vendored copies, aliased modules.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import io
@@ -195,9 +196,11 @@ def _answers(child: subprocess.Popen[bytes], todo: list[str]) -> Iterator[tuple[
     def feed() -> None:
         try:
             stdin.write("".join(f"{name}\n" for name in todo).encode())
-            stdin.close()
         except OSError:
             pass  # the child died; what it left unanswered is still in `todo`
+        finally:
+            with contextlib.suppress(OSError):
+                stdin.close()
 
     def pump() -> None:
         for line in stdout:
@@ -207,19 +210,25 @@ def _answers(child: subprocess.Popen[bytes], todo: list[str]) -> Iterator[tuple[
     threads = [threading.Thread(target=target, daemon=True) for target in (feed, pump)]
     for thread in threads:
         thread.start()
-    while todo:
-        try:
-            line = lines.get(timeout=SECONDS_PER_MODULE)
-        except queue.Empty:
-            line = b""
-        if not line:
-            yield todo.pop(0), None  # this module killed the child or hung
-            return
-        answer = json.loads(line)
-        if "begin" in answer:
-            continue
-        todo.pop(0)
-        yield answer["name"], answer.get("html")
+    try:
+        while todo:
+            try:
+                line = lines.get(timeout=SECONDS_PER_MODULE)
+            except queue.Empty:
+                line = b""
+            if not line:
+                yield todo.pop(0), None  # this module killed the child or hung
+                return
+            answer = json.loads(line)
+            if "begin" in answer:
+                continue
+            todo.pop(0)
+            yield answer["name"], answer.get("html")
+    finally:
+        child.kill()
+        for thread in threads:
+            thread.join()
+        stdout.close()
 
 
 def _write_docs(folder: Path, settings: DemoCorpusSettings, progress: Progress) -> int:
