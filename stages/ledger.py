@@ -11,7 +11,7 @@ merge exactly; no mean is stored.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import orjson
@@ -276,8 +276,24 @@ def book(ledger: StageLedger, before: Batch, kept: Batch, dropped: Batch, counte
         for code, reason in sorted(enumerate(first.dictionary.to_pylist()), key=lambda item: item[1]):
             part = came_in(of_dropped[codes == code])
             ledger.dropped[reason] = ledger.dropped.get(reason, Amount()) + part
-    for name, count in counters.items():
+    for name, count in (*counters.items(), *_chars_by_rule(dropped, chars[of_dropped])):
         ledger.counters[name] = ledger.counters.get(name, 0) + int(count)
+
+
+def _chars_by_rule(dropped: Batch, chars: np.ndarray) -> Iterator[tuple[str, int]]:
+    """Characters of the documents that break a rule (`rule_chars.<reason>`), and of those that break no other of the
+    stage (`only_chars.<reason>`): what the counters of `cut` are in documents."""
+    if not dropped.num_rows:
+        return
+    reasons = dropped["reasons"]
+    flat = pc.dictionary_encode(pc.list_flatten(reasons))
+    parents = pc.list_parent_indices(reasons).to_numpy(zero_copy_only=False)
+    codes = flat.indices.to_numpy(zero_copy_only=False)
+    alone = pc.list_value_length(reasons).to_numpy(zero_copy_only=False)[parents] == 1
+    for code, reason in enumerate(flat.dictionary.to_pylist()):
+        names = codes == code
+        yield f"rule_chars.{reason}", int(chars[parents[names]].sum())
+        yield f"only_chars.{reason}", int(chars[parents[names & alone]].sum())
 
 
 def count_measures(ledger: StageLedger, measures: Iterable[Measure], kept: Batch, dropped: Batch) -> None:

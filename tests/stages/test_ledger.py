@@ -37,7 +37,8 @@ def test_worked_example() -> None:
     assert books.kept == Amount(documents=2, chars=5, bytes=5)
     assert books.dropped == {"accented": Amount(documents=1, chars=3, bytes=5)}
     assert books.edited == Amount(chars=1, bytes=1)
-    assert books.counters == {"rule.accented": 1, "only.accented": 1, "rule.never": 0, "only.never": 0}
+    documents = {"rule.accented": 1, "only.accented": 1, "rule.never": 0, "only.never": 0}
+    assert books.counters == documents | {"rule_chars.accented": 3, "only_chars.accented": 3}
     books.check("here")
 
 
@@ -76,6 +77,16 @@ def test_a_stage_that_loses_or_invents_a_document_is_found(kept: list[str], drop
 
     with pytest.raises(LedgerError, match="gave back"):
         book(StageLedger(stage="s"), before, rows(kept), rows(dropped), {})
+
+
+def test_characters_of_overlapping_rules() -> None:
+    """Lengths 1, 2, 4: a drops the first two, b the last two."""
+    before = batch(["x", "yy", "zzzz"])
+    result = cut(before, {"a": np.array([True, True, False]), "b": np.array([False, True, True])})
+    books = StageLedger(stage="s")
+    book(books, before, result.kept, result.dropped, result.counters)
+    named = {name: n for name, n in books.counters.items() if "chars" in name}
+    assert named == {"rule_chars.a": 3, "only_chars.a": 1, "rule_chars.b": 6, "only_chars.b": 4}
 
 
 def test_an_unbalanced_ledger_says_where() -> None:
