@@ -109,9 +109,15 @@ def encode_gigatoken(texts: list[str], tokenizer: Path) -> Callable[[], int]:
 
     from gristmill.tokenize.tokenizer_json import plain_tokenizer
 
-    encoder = gigatoken.Tokenizer.from_json(plain_tokenizer(tokenizer.read_bytes()))
+    plain = plain_tokenizer(tokenizer.read_bytes())
+
+    def count(encoder: gigatoken.Tokenizer, group: list[str]) -> int:
+        return len(encoder.encode_batch(group, parallel=False).layout.content.data)
+
+    count(gigatoken.Tokenizer.from_json(plain), ["warm"])  # loads awkward
+    encoder = gigatoken.Tokenizer.from_json(plain)
     groups = [texts[i : i + GROUP] for i in range(0, len(texts), GROUP)]
-    return lambda: sum(len(encoder.encode_batch(group, parallel=False).layout.content.data) for group in groups)
+    return lambda: sum(count(encoder, group) for group in groups)
 
 
 def encode_tokenizers(texts: list[str], tokenizer: Path) -> Callable[[], int]:
@@ -243,7 +249,7 @@ def figures(options: argparse.Namespace) -> Iterator[Figure]:
     labels: dict[str, str | None] = {}  # one line about a peer that does not take part
     ids: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as folder:
-        tokenizer = in_own_process(train_once, options, Path(folder))
+        tokenizer = train_once(options, Path(folder))
         for figure, prepare in PREPARE.items():
             peaks: dict[str, list[float]] = {}
 
