@@ -216,7 +216,8 @@ def _explain(model: type[BaseModel], fault: Mapping[str, Any], file: SettingsFil
     place = [*location, *steps, *(fault["loc"][-1:] if unknown else ())]
     key = ".".join(str(part) for part in place)
     if unknown:
-        text = f"unknown key `{key}`.{nearest(str(place[-1]), _fields(kinds))}"
+        known = [*_fields(kinds), *(["base"] if len(place) == 1 else [])]
+        text = f"unknown key `{key}`.{nearest(str(place[-1]), known)}"
     elif fault["type"] == "missing":
         text = f"`{key}` is missing."
     else:

@@ -239,6 +239,7 @@ WIDTH = "Did you mean `width`?"
     ("text", "message"),
     [
         ("nam: n\n", "s.yaml:1: `name` is missing.\ns.yaml:1: unknown key `nam`. Did you mean `name`?"),
+        ("name: n\nbse: b.yaml\n", "s.yaml:2: unknown key `bse`. Did you mean `base`?"),
         ("name: n\nleaf: {widht: 1}\n", f"s.yaml:2: unknown key `leaf.widht`. {WIDTH}"),
         ("name: n\nleaf: {zzz: 1}\n", "s.yaml:2: unknown key `leaf.zzz`. Known: colour, width."),
         ("name: n\nmaybe: {widht: 1}\n", f"s.yaml:2: unknown key `maybe.widht`. {WIDTH}"),
