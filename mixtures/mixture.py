@@ -34,13 +34,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from gristmill.mixtures.consumption import Consumption
 from gristmill.mixtures.plan import MixtureError, Plan
-from gristmill.mixtures.read import explain, near, read_file
 from gristmill.mixtures.wishes import check_epochs, packed, settle, sizes_of
 from gristmill.stages.documents import Settings
+from gristmill.stages.settings_file import SettingsError, nearest
+from gristmill.stages.settings_file import load as load_settings
 from gristmill.tokenize.shards import TokenSet
 
 
@@ -136,7 +137,7 @@ class Mixture(Settings):
             for name in phase.weights or {}:
                 if name not in self.sources:
                     raise ValueError(
-                        f"phase {phase.name} names {name}, which is not under sources{near(name, self.sources)}"
+                        f"phase {phase.name} names {name}, which is not under sources.{nearest(name, self.sources)}"
                     )
         if self.phases and self.phases[0].ramp != "step":
             raise ValueError(f"phase {self.phases[0].name} is the first: there are no weights to ramp from")
@@ -149,11 +150,10 @@ class Mixture(Settings):
     @classmethod
     def load(cls, path: str | Path) -> Mixture:
         """Reads a YAML file. Raises MixtureError that names the file, the line and the nearest name."""
-        document, values = read_file(path)
         try:
-            return cls.model_validate(values)
-        except ValidationError as error:
-            raise MixtureError(explain(path, document, error, cls, _BELOW)) from error
+            return load_settings(cls, path)
+        except SettingsError as error:
+            raise MixtureError(str(error)) from error
 
     def plan(
         self,
@@ -189,6 +189,3 @@ class Mixture(Settings):
         )
         check_epochs(self, plan)
         return plan
-
-
-_BELOW: dict[str, type[Settings]] = {"sources": Wish, "weights": Wish, "phases": Phase, "unimax": UniMax}

@@ -26,6 +26,7 @@ import xxhash
 from gristmill.mixtures.kernels import ONE
 from gristmill.mixtures.order import Order, Steps, apportion, between, quantise
 from gristmill.mixtures.packing import Packing
+from gristmill.stages.settings_file import SettingsError
 
 if TYPE_CHECKING:
     from gristmill.mixtures.loader import Loader
@@ -34,7 +35,7 @@ PLAN_VERSION = 1  # raise it when the same mixture, sources, budget and seed giv
 MAX_RAMP_STEPS = 64  # of constant weights in a ramp; a step of a linear ramp changes a weight by at most 1/64
 
 
-class MixtureError(ValueError):
+class MixtureError(SettingsError):
     """A mixture that cannot be read or cannot be planned; the message says where, what, why and what would do."""
 
 

@@ -16,7 +16,7 @@ import xxhash
 from gristmill.mixtures.order import apportion
 from gristmill.mixtures.packing import best_fit
 from gristmill.mixtures.plan import MixtureError, PhaseSpec, Plan, SourceSize
-from gristmill.mixtures.read import near
+from gristmill.stages.settings_file import nearest
 
 if TYPE_CHECKING:
     from gristmill.mixtures.mixture import Mixture, Phase, Wish
@@ -82,7 +82,7 @@ def settle(
 
 def _size(mixture: Mixture, name: str, sizes: Mapping[str, SourceSize], seq_len: int) -> SourceSize:
     if name not in sizes:
-        raise MixtureError(f"Mixture {mixture.name}: there are no tokens of source {name!r}{near(name, sizes)}")
+        raise MixtureError(f"Mixture {mixture.name}: there are no tokens of source {name!r}.{nearest(name, sizes)}")
     size = sizes[name]
     if size.windows(seq_len) == 0:
         raise MixtureError(

@@ -205,13 +205,12 @@ def _stop(_signal: int, _frame: object) -> None:
 
 def _exit_code(error: Exception) -> int | None:
     """2 when the user asked wrongly, 1 when the work failed, None for a fault of the program."""
-    asked: tuple[type[Exception], ...] = (SettingsError,)
+    asked: tuple[type[Exception], ...] = (SettingsError,)  # RecipeError and MixtureError are such
     failed: tuple[type[Exception], ...] = ()
     names: dict[str, Any] = sys.modules
     for module, name, is_asked in (
         ("gristmill.pipelines.listing", "InputError", True),
         ("gristmill.pipelines.open_run", "RunError", True),
-        ("gristmill.mixtures.mixture", "MixtureError", True),
         ("gristmill.pipelines.engine", "EngineError", False),
         ("gristmill.pipelines.run", "RunError", False),
         ("gristmill.stages.ledger", "LedgerError", False),

@@ -16,7 +16,8 @@
     tokenizer: {vocab_size: 8192}
     tokens: {holdout_share: 0.02}
 
-`load(path)` gives the recipe with every fault of the file named by line. `segments(recipe)` cuts the list of stages
+`load(path)` gives the recipe with every fault of the file named by line; `base: other.yaml` takes over the keys of
+another recipe that are not given here. `segments(recipe)` cuts the list of stages
 where a shard has to wait for others; `check(recipe, formats)` proves, before any work, that each stage finds the
 columns it needs.
 """
@@ -45,7 +46,7 @@ from gristmill.stages.perplexity import Perplexity
 from gristmill.stages.pii import Pii
 from gristmill.stages.readers_common import READ_FIELDS
 from gristmill.stages.refinedweb_lines import RefinedWebLines
-from gristmill.stages.settings_file import SettingsError, build, line_of, nearest, plain, read_yaml
+from gristmill.stages.settings_file import SettingsError, SettingsFile, build, nearest, read
 from gristmill.stages.url import Url
 from gristmill.tokenize.encode import Backend
 from gristmill.tokenize.train import TokenizerSettings
@@ -145,7 +146,7 @@ class Recipe(Settings):
         for use in self.uses:
             for source in use.only or ():
                 if source not in self.sources:
-                    raise ValueError(f"stage `{use.key}`: no source `{source}`.{nearest(source, list(self.sources))}")
+                    raise ValueError(f"stage `{use.key}`: no source `{source}`.{nearest(source, self.sources)}")
         return self
 
     @property
@@ -162,52 +163,46 @@ class Recipe(Settings):
 
 def load(path: str | Path) -> Recipe:
     """Reads a recipe. Raises SettingsError with file, line and the nearest valid name for every fault."""
-    root = read_yaml(path)
-    where = str(path)
-    data = plain(root)
-    stages = data.get("stages") or []
+    file = read(path)
+    data = dict(file.values)
+    stages, models = data.get("stages") or [], data.get("models") or {}
     if not isinstance(stages, list):
-        raise RecipeError(f"{where}:{line_of(root, ['stages'])}: `stages` is a list of stages, in order.")
-    data["stages"] = tuple(_stage(entry, i, where, root) for i, entry in enumerate(stages))
-    models = data.get("models") or {}
-    data["models"] = {str(name): _model(name, entry, where, root) for name, entry in models.items()}
-    return build(Recipe, data, where, root)
+        raise RecipeError(f"{file.at(['stages'])}: `stages` is a list of stages, in order.")
+    if not isinstance(models, dict):
+        raise RecipeError(f"{file.at(['models'])}: `models` is a mapping from a name to a model.")
+    data["stages"] = tuple(_stage(entry, i, file) for i, entry in enumerate(stages))
+    data["models"] = {name: _model(name, entry, file) for name, entry in models.items()}
+    return build(Recipe, data, file)
 
 
-def _stage(entry: Any, position: int, where: str, root: Any) -> StageUse:
+def _stage(entry: Any, position: int, file: SettingsFile) -> StageUse:
     location = ["stages", position]
-    line = f"{where}:{line_of(root, location)}"
+    at = file.at(location)
     if isinstance(entry, str):
         entry = {entry: {}}
     if not isinstance(entry, Mapping):
-        raise RecipeError(f"{line}: a stage is written `- key: {{settings}}`, for example `- gopher_quality: {{}}`.")
+        raise RecipeError(f"{at}: a stage is written `- key: {{settings}}`, for example `- gopher_quality: {{}}`.")
     keys = [key for key in entry if key != "only"]
     unknown = [key for key in keys if key not in STAGES]
     if unknown:
-        raise RecipeError(f"{line}: no stage `{unknown[0]}`.{nearest(str(unknown[0]), list(STAGES))}")
+        raise RecipeError(f"{at}: no stage `{unknown[0]}`.{nearest(unknown[0], STAGES)}")
     if len(keys) != 1:
-        raise RecipeError(
-            f"{line}: one stage an entry; this one has {len(keys)}: {', '.join(map(str, keys)) or 'none'}."
-        )
-    key = keys[0]
-    stage: Any = build(STAGES[key], entry[key] or {}, where, root, [*location, key])
-    only = entry.get("only")
-    return StageUse(
-        key=key, stage=stage, only=None if only is None else tuple([only] if isinstance(only, str) else only)
-    )
+        raise RecipeError(f"{at}: one stage an entry; this one has {len(keys)}: {', '.join(keys) or 'none'}.")
+    key, only = keys[0], entry.get("only")
+    stage: Any = build(STAGES[key], entry[key] or {}, file, [*location, key])
+    use = {"key": key, "stage": stage, "only": [only] if isinstance(only, str) else only}
+    return build(StageUse, use, file, location)
 
 
-def _model(name: str, entry: Any, where: str, root: Any) -> ModelUse:
+def _model(name: str, entry: Any, file: SettingsFile) -> ModelUse:
     location = ["models", name]
-    line = f"{where}:{line_of(root, location)}"
+    at = file.at(location)
     if not isinstance(entry, Mapping) or len(entry) != 1:
-        raise RecipeError(
-            f"{line}: a model is written `{name}: {{kenlm: {{...}}}}` or `{name}: {{fasttext: {{...}}}}`."
-        )
+        raise RecipeError(f"{at}: a model is written `{name}: {{kenlm: {{...}}}}` or `{name}: {{fasttext: {{...}}}}`.")
     kind = next(iter(entry))
     if kind not in MODELS:
-        raise RecipeError(f"{line}: no kind of model `{kind}`.{nearest(str(kind), list(MODELS))}")
-    return ModelUse(kind=kind, settings=build(MODELS[kind], entry[kind] or {}, where, root, [*location, kind]))
+        raise RecipeError(f"{at}: no kind of model `{kind}`.{nearest(kind, MODELS)}")
+    return ModelUse(kind=kind, settings=build(MODELS[kind], entry[kind] or {}, file, [*location, kind]))
 
 
 def is_global(stage: AnyStage) -> bool:

@@ -166,7 +166,7 @@ def test_base_gives_what_is_not_said_here(tmp_path: Path) -> None:
     mixture = mixture_of("base: base.yaml\nname: m\nsources: {a: 3}\n", tmp_path)
     assert mixture == Mixture(name="m", sources={"a": 3}, max_epochs=7)
     (tmp_path / "base.yaml").write_text("base: other.yaml\n", encoding="utf-8")
-    with pytest.raises(MixtureError, match=r"base\.yaml has a base itself"):
+    with pytest.raises(MixtureError, match=r"mixture\.yaml:1: the base .*base\.yaml has a base itself"):
         mixture_of("base: base.yaml\nname: m\n", tmp_path)
 
 
@@ -318,34 +318,63 @@ def test_the_proposed_budget_is_feasible(
 REFUSED = [
     (
         "name: m\nsources:\n  docs: {wieght: 1}\n",
-        r"line 3: unknown key 'wieght' in sources.docs; did you mean 'weight'\?",
+        r"mixture\.yaml:3: unknown key `sources\.docs\.wieght`\. Did you mean `weight`\?$",
     ),
     (
         "name: m\nsources: {docs: 1}\nphase: []\n",
-        r"line 3: unknown key 'phase' in the mixture; did you mean 'phases'\?",
+        r"mixture\.yaml:3: unknown key `phase`\. Did you mean `phases`\?$",
     ),
     (
         "name: m\nsources: {a: 1}\nphases:\n - {name: x, shar: 1}\n",
-        r"line 4: unknown key 'shar' in phases.0; did you mean",
+        r"mixture\.yaml:4: unknown key `phases\.0\.shar`\. Did you mean `share`\?$",
     ),
-    ("sources: {docs: 1}\n", r"mixture.yaml: name: field required"),
-    ("name: m\nsources: {}\n", r"line 2: sources: a mixture needs at least one source"),
-    ("name: m\nsources: {a: {weight: 1, tokens: 5}}\n", r"line 2: sources.a: give one of weight, tokens and epochs"),
-    ("name: m\nsources: {a: -1}\n", r"line 2: sources.a.weight: input should be greater than or equal to 0"),
-    ("name: m\nsources: {a: .nan}\n", r"sources.a.weight: input should be a finite number"),
-    ("name: m\nsources: {a: {}}\n", r"source a has no wish: give weight, tokens or epochs"),
-    ("name: m\nsources: {a: {}}\ntemperature: 0.5\nunimax: {max_epochs: 1}\n", r"give either temperature or unimax"),
-    ("name: m\nsources: {a: 1}\ntemperature: 0.5\n", r"but a has a wish of its own"),
+    (
+        "name: m\nsources: {a: 1}\nphases:\n - name: x\n   share: 1\n   weights: {a: {epoch: 1}}\n",
+        r"mixture\.yaml:6: unknown key `phases\.0\.weights\.a\.epoch`\. Did you mean `epochs`\?$",
+    ),
+    (
+        "name: m\nsources: {a: {}}\nunimax: {max_epoch: 4}\n",
+        r"mixture\.yaml:3: unknown key `unimax\.max_epoch`\. Did you mean `max_epochs`\?$",
+    ),
+    ("sources: {docs: 1}\n", r"mixture\.yaml:1: `name` is missing\.$"),
+    ("name: m\nsources: {}\n", r"mixture\.yaml:2: `sources`: a mixture needs at least one source\.$"),
+    (
+        "name: m\nsources: {a: {weight: 1, tokens: 5}}\n",
+        r"mixture\.yaml:2: `sources\.a`: give one of weight, tokens and epochs, not several\.$",
+    ),
+    (
+        "name: m\nsources: {a: -1}\n",
+        r"mixture\.yaml:2: `sources\.a\.weight`: Input should be greater than or equal to 0\.$",
+    ),
+    ("name: m\nsources: {a: .nan}\n", r"mixture\.yaml:2: `sources\.a\.weight`: Input should be a finite number\.$"),
+    (
+        "name: m\nsources: {a: {}}\n",
+        r"mixture\.yaml:1: source a has no wish: give weight, tokens or epochs\.$",
+    ),
+    (
+        "name: m\nsources: {a: {}}\ntemperature: 0.5\nunimax: {max_epochs: 1}\n",
+        r"mixture\.yaml:1: give either temperature or unimax\.$",
+    ),
+    ("name: m\nsources: {a: 1}\ntemperature: 0.5\n", r"mixture\.yaml:1: .*but a has a wish of its own\.$"),
     (
         "name: m\nsources: {docs: 1}\nphases: [{name: x, share: 1, weights: {dosc: 1}}]\n",
-        r"names dosc.*did you mean 'docs'\?",
+        r"mixture\.yaml:1: phase x names dosc, which is not under sources\. Did you mean `docs`\?$",
     ),
-    ("name: m\nsources: {a: 1}\nphases: [{name: x, share: 1, ramp: linear}]\n", r"no weights to ramp from"),
-    ("name: m\nsources: {a: 1}\nphases: [{name: x}]\n", r"line 3: phases.0: give either share or tokens"),
-    ("name: m\nsources: {a: 1}\nphases: [{name: x, share: .5}, {name: x, share: .5}]\n", r"two phases are called x"),
-    ("name: m\nsources: [a\n", r"mixture.yaml line \d: not YAML"),
-    ("- 1\n", r"a mixture is a mapping that begins with name:"),
-    ("name: m\nname: n\nsources: {a: 1}\n", r"not YAML"),
+    (
+        "name: m\nsources: {a: 1}\nphases: [{name: x, share: 1, ramp: linear}]\n",
+        r"mixture\.yaml:1: phase x is the first: there are no weights to ramp from\.$",
+    ),
+    (
+        "name: m\nsources: {a: 1}\nphases: [{name: x}]\n",
+        r"mixture\.yaml:3: `phases\.0`: give either share or tokens\.$",
+    ),
+    (
+        "name: m\nsources: {a: 1}\nphases: [{name: x, share: .5}, {name: x, share: .5}]\n",
+        r"mixture\.yaml:1: two phases are called x\.$",
+    ),
+    ("name: m\nsources: [a\n", r"mixture\.yaml:3: not valid YAML: "),
+    ("- 1\n", r"mixture\.yaml:1: a mapping of settings is expected, .* but here is a list\.$"),
+    ("name: m\nname: n\nsources: {a: 1}\n", r"mixture\.yaml:2: the key `name` is given twice\. Keep one of them\.$"),
 ]
 
 
@@ -356,7 +385,7 @@ def test_broken_files_are_refused_with_place_and_reason(text: str, message: str,
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(MixtureError, match=r"none\.yaml: cannot be read: No such file"):
+    with pytest.raises(MixtureError, match=r"none\.yaml: no such file\.$"):
         Mixture.load(tmp_path / "none.yaml")
 
 
@@ -391,7 +420,7 @@ def test_impossible_phases_are_refused(phases: list[dict[str, object]], budget: 
 
 def test_unknown_and_empty_sources_are_refused() -> None:
     mixture = Mixture(name="m", sources={"dosc": 1})
-    with pytest.raises(MixtureError, match="no tokens of source 'dosc'; did you mean 'docs'"):
+    with pytest.raises(MixtureError, match=r"no tokens of source 'dosc'\. Did you mean `docs`\?$"):
         mixture.plan({"docs": 1000}, 10, 100)
     with pytest.raises(MixtureError, match="'dosc' has 10 tokens, less than one window of 11"):
         mixture.plan({"dosc": 10}, 10, 100)

@@ -69,6 +69,14 @@ def test_a_wrong_question_is_2_and_a_failure_is_1(
     assert (code, "nothing to verify" in out) == (1, True)
 
 
+def test_a_faulty_mixture_is_asked_wrongly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "m.yaml"
+    path.write_text("name: m\nsources: {docs: {wieght: 1}}\n", "utf-8")
+    code, out, err = call(capsys, "mixture", "plan", str(path), "--tokens", str(tmp_path))
+    assert (code, out) == (2, "")
+    assert err == f"{path}:2: unknown key `sources.docs.wieght`. Did you mean `weight`?\n"
+
+
 def test_dry_run_says_what_is_left(finished_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = str(finished_run.parent / "small.yaml")
     code, out, _ = call(capsys, "run", recipe, "--out", str(finished_run), "--dry-run", "--json")

@@ -51,6 +51,14 @@ def test_resolved_recipe_reads_as_itself(recipe_file: Make, tmp_path: Path) -> N
         ("vocab_size: 400", "vocab_size: many", r"`tokenizer.vocab_size`: Input should be a valid integer"),
         ("name: small", "name: [small", r"not valid YAML"),
         ("  - exact\n", "  - {exact: {}, pii: {}}\n", r"one stage an entry; this one has 2"),
+        ("only: [docs]", "only: [7]", r":\d+: `stages\.0\.only\.0`: Input should be a valid string\."),
+        ("only: [docs]", "only: 7", r":\d+: `stages\.0\.only`: Input should be a valid tuple\."),
+        ("name: small", "name: small\nname: large", r":3: the key `name` is given twice"),
+        (
+            "name: small",
+            "base: smal.yaml\nname: small",
+            r":2: there is no base .*smal\.yaml\. Did you mean .*small\.yaml",
+        ),
     ],
 )
 def test_a_fault_is_named_with_its_line(recipe_file: Make, old: str, new: str, message: str) -> None:
@@ -58,6 +66,33 @@ def test_a_fault_is_named_with_its_line(recipe_file: Make, old: str, new: str, m
     with pytest.raises(SettingsError, match=message) as caught:
         load(path)
     assert str(path) in str(caught.value)
+
+
+def test_models_are_a_mapping(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text("name: r\nsources: {docs: {files: x}}\nmodels: [prose]\n", "utf-8")
+    with pytest.raises(RecipeError, match=r"r\.yaml:3: `models` is a mapping from a name to a model\."):
+        load(path)
+
+
+def test_a_recipe_takes_over_what_it_does_not_say_from_its_base(recipe_file: Make) -> None:
+    base = recipe_file()
+    path = base.with_name("more.yaml")
+    path.write_text("base: small.yaml\nname: more\nstages: [exact]\n", "utf-8")
+    assert load(path).dump() == {**load(base).dump(), "name": "more", "stages": load(path).dump()["stages"]}
+    assert [use.key for use in load(path).uses] == ["exact"]
+
+
+def test_a_fault_in_a_base_is_named_there(recipe_file: Make) -> None:
+    base = recipe_file(replace={"  - exact\n": "  - exakt\n"})
+    line = base.read_text("utf-8").splitlines().index("  - exakt") + 1
+    path = base.with_name("more.yaml")
+    path.write_text("base: small.yaml\nname: more\n", "utf-8")
+    with pytest.raises(SettingsError, match=rf"small\.yaml:{line}: no stage `exakt`"):
+        load(path)
+    path.write_text("base: small.yaml\nname: more\nstages:\n  - exact: {fiels: 1}\n", "utf-8")
+    with pytest.raises(SettingsError, match=r"more\.yaml:4: unknown key `stages\.0\.exact\.fiels`"):
+        load(path)
 
 
 def test_a_missing_recipe_suggests_the_nearest(recipe_file: Make) -> None:
