@@ -34,6 +34,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from gristmill.stages.c4 import C4
 from gristmill.stages.classifier import Classifier
+from gristmill.stages.datatrove import Datatrove
 from gristmill.stages.documents import BASE_FIELDS, Measure, Settings, Stage
 from gristmill.stages.exact import Exact
 from gristmill.stages.extract import Extract
@@ -42,6 +43,7 @@ from gristmill.stages.gopher import GopherQuality, GopherRepetition
 from gristmill.stages.language import Language
 from gristmill.stages.minhash import MinHash
 from gristmill.stages.models import FastText, KenLM
+from gristmill.stages.normalize import Normalize
 from gristmill.stages.perplexity import Perplexity
 from gristmill.stages.pii import Pii
 from gristmill.stages.readers_common import READ_FIELDS
@@ -53,6 +55,7 @@ from gristmill.tokenize.train import TokenizerSettings
 
 STAGES: dict[str, Any] = {
     "extract": Extract,
+    "normalize": Normalize,
     "language": Language,
     "url": Url,
     "gopher_repetition": GopherRepetition,
@@ -60,6 +63,7 @@ STAGES: dict[str, Any] = {
     "c4": C4,
     "fineweb": FineWeb,
     "refinedweb_lines": RefinedWebLines,
+    "datatrove": Datatrove,
     "perplexity": Perplexity,
     "classifier": Classifier,
     "exact": Exact,
