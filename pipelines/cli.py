@@ -148,6 +148,47 @@ def report(
         print(write_comparison(run_folder, other, out or f"{run_folder.rstrip('/')}/comparison.html"))
 
 
+@app.command(epilog=example("gristmill calibrate out/demo/run --target-removal 0.1 --out limits.yaml"))
+def calibrate(
+    run_folder: Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or the recipe file of a run.")],
+    target_removal: Annotated[
+        float | None, typer.Option(help="Share of documents that each rule alone may remove. Default: 0.1.")
+    ] = None,
+    stage: Annotated[list[str] | None, typer.Option(help="Only this stage; can be given again.")] = None,
+    by_language: Annotated[
+        bool, typer.Option("--by-language", help="Also for each language with at least 50 documents.")
+    ] = False,
+    reference: Annotated[
+        str | None, typer.Option(help="Take limits from the documents of this source, at --percentile.")
+    ] = None,
+    percentile: Annotated[
+        float | None, typer.Option(help="Of the reference, for lower limits; upper ones at 100 less it. Default: 5.")
+    ] = None,
+    out: Annotated[str | None, typer.Option("--out", help="YAML file to write. Default: it is printed.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Propose limits from the measures of a finished run, with what they remove before and after."""
+    from gristmill.pipelines import calibrate_write as written
+    from gristmill.pipelines.calibrate import Goal
+    from gristmill.pipelines.calibrate import calibrate as propose
+    from gristmill.pipelines.recipe import STAGES
+    from gristmill.stages.shards import publish_bytes
+
+    share = written.shares(target_removal, reference, percentile)
+    found = propose(written.open_run_of(run_folder), STAGES, Goal(share, reference, by_language), stage or ())
+    text = written.yaml_text(found, STAGES)
+    if out is not None:
+        publish_bytes(out, text.encode())
+    if as_json:
+        print(written.as_json(found, out))
+        return
+    for table in written.tables(found):
+        console().print(table)
+    for problem in found.problems:
+        print(problem, file=sys.stderr)
+    print(text if out is None else f"Limits: {out}")
+
+
 @app.command(epilog=example("gristmill verify out/demo/run"))
 def verify(run_folder: RunArgument, as_json: JsonOption = False) -> None:
     """Prove that a run is what its ledgers say: sums, checksums, recounted documents, token shards."""

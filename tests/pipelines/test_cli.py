@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from gristmill.pipelines.cli import app, main
 
-VERBS = ("demo", "run", "status", "inspect", "report", "mixture", "train", "ablate", "verify", "warmup")
+VERBS = ("demo", "run", "status", "inspect", "report", "mixture", "train", "ablate", "verify", "warmup", "calibrate")
 
 
 def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

@@ -1,0 +1,387 @@
+"""Proposes limits from the measures of a finished run: `gristmill calibrate RUN --target-removal 0.1`.
+
+For each limit that a setting holds, the value at which that rule alone removes at most the target, counted over the
+documents that reached the stage and have a value. Of n values in ascending order v[0] to v[n - 1], k = floor(target n)
+may go: a lower limit is v[k], an upper one v[n - 1 - k]. Both are then rounded to 3 significant digits towards
+keeping, so that the next value of 3 digits in the other direction removes more than the target.
+
+    found = calibrate(open_run("out/demo/run"), STAGES, Goal(share=0.1))
+    found.stages[0].overall.proposals[0].value
+
+With a reference source, the ranks are those of that source's documents: the limits remove at most `share` of it.
+What a limit removes, before and after, is counted over all documents that reached the stage.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from gristmill.pipelines.open_run import Run, RunError
+from gristmill.pipelines.quantiles import READINGS, StreamedRank
+from gristmill.pipelines.reached import Documents, Reached
+from gristmill.pipelines.report.limits import SIDES, StageRules, rules_of
+from gristmill.stages.documents import Rule
+from gristmill.stages.settings_file import SettingsError, nearest
+
+MIN_LANGUAGE_DOCUMENTS = 50  # fewer say nothing of a language
+DIGITS = 3  # significant ones of a proposal
+AT_LEAST, AT_MOST = SIDES
+
+
+class CalibrateError(SettingsError):
+    """Limits were asked for that this run cannot tell."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What the limits are to do."""
+
+    share: float = 0.1  # of documents that each rule alone may remove, from 0 to below 1
+    reference: str | None = None  # the source whose documents are counted; all where not given
+    by_language: bool = False
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One limit in force and the setting that holds it."""
+
+    reason: str
+    side: str  # "at_least" or "at_most"
+    column: str
+    unit: str
+    setting: str
+    integer: bool
+    now: float
+
+    def removes(self, values: np.ndarray, bound: float | np.ndarray) -> np.ndarray:
+        """values (n,) -> (n,) bool, beyond the bound; a value that is missing (NaN) is not counted."""
+        return values < bound if self.side == AT_LEAST else values > bound
+
+
+@dataclass
+class Proposal:
+    """A limit for one group of documents. Shares are of `documents`."""
+
+    limit: Limit
+    now: float  # the limit in force for this group
+    value: float | None = None  # proposed; None: none can be told, and the one in force stays
+    ranked: int = 0  # documents with a value, of those that the proposal is made from
+    documents: int = 0  # that reached the stage and have a value
+    removed_now: int = 0
+    removed: int = 0  # by the proposal
+
+    @property
+    def bound(self) -> float:
+        return self.now if self.value is None else self.value
+
+
+@dataclass
+class Group:
+    """All documents that reached a stage, or those in one language."""
+
+    language: str | None
+    proposals: list[Proposal]
+    documents: int = 0  # that reached the stage
+    dropped_now: int = 0  # by all rules of the stage together
+    dropped: int = 0  # with the proposals instead
+
+    def rows(self, documents: Documents) -> np.ndarray:
+        """(n,) bool"""
+        if self.language is None:
+            return np.ones(len(documents.dropped), bool)
+        return np.asarray(documents.language == self.language, bool)
+
+
+@dataclass
+class StageLimits:
+    """What was found for one stage."""
+
+    label: str
+    key: str
+    only: tuple[str, ...]
+    settings: dict[str, Any]  # of the recipe
+    overall: Group
+    languages: list[Group] = field(default_factory=list)
+
+
+@dataclass
+class Calibration:
+    """Proposals for the stages of a run."""
+
+    run: str
+    recipe: str
+    goal: Goal
+    stages: list[StageLimits]
+    problems: list[str]  # what could not be proposed and why, in sentences
+
+
+def calibrate(run: Run, stages: Mapping[str, Any], goal: Goal, chosen: Sequence[str] = ()) -> Calibration:
+    """Proposals for the chosen stages, by default every one whose limits are settings.
+
+    stages: key in the recipe -> stage class. Raises CalibrateError for a question that makes no sense, RunError for a
+    run that is not finished.
+    """
+    if not 0 <= goal.share < 1:
+        raise CalibrateError(f"A share of {goal.share:g} cannot be removed: give one from 0 to below 1.")
+    if goal.reference is not None and goal.reference not in run.sources:
+        raise CalibrateError(f"This run has no source `{goal.reference}`.{nearest(goal.reference, list(run.sources))}")
+    known, problems = rules_of(run, stages)
+    for label in chosen:
+        if label not in run.stages():
+            raise CalibrateError(f"This run has no stage `{label}`.{nearest(label, list(run.stages()))}")
+    found = []
+    for label, rules in known.items():
+        if (chosen and label not in chosen) or not (limits := limits_of(run, label, rules)):
+            continue
+        if goal.reference is not None and rules.only and goal.reference not in rules.only:
+            problems.append(f"Stage {label}: documents of source {goal.reference} do not pass it.")
+            continue
+        found.append(_stage(run, stages, goal, label, rules, limits, problems))
+    for label in chosen:
+        if label not in [stage.label for stage in found]:
+            problems.append(f"Stage {label} has no limit that could be proposed.")
+    if not found:
+        raise CalibrateError("\n".join(["No limit can be proposed from this run.", *problems]))
+    return Calibration(run.path, str(run.recipe.get("name", "")), goal, found, problems)
+
+
+def limits_of(run: Run, label: str, rules: StageRules) -> list[Limit]:
+    """The limits of a stage that a setting holds, in the order of its rules."""
+    units = {name: histogram.unit for name, histogram in run.stages()[label].histograms.items()}
+    out = []
+    for rule in rules.rules:
+        for side in SIDES:
+            setting = rules.settings.get((rule.reason, side))
+            if setting is not None:
+                unit = units.get(rule.column, "")
+                now = getattr(rule, side)
+                out.append(Limit(rule.reason, side, rule.column, unit, setting.name, setting.integer, now))
+    return out
+
+
+def _stage(
+    run: Run,
+    stages: Mapping[str, Any],
+    goal: Goal,
+    label: str,
+    rules: StageRules,
+    limits: list[Limit],
+    problems: list[str],
+) -> StageLimits:
+    reached = _reached(run, label, rules, limits)
+    settings = _settings(run, rules.key, label)
+    counts = _count(run, reached, goal)
+    named = _languages(run, stages, goal, label, counts, problems)
+    groups = [_group(language, limits, settings) for language in (None, *named)]
+    _rank(reached, groups, goal)
+    for group in groups:
+        _share_settings(group)
+        for proposal in group.proposals:
+            if problem := _refused(stages[rules.key], settings, proposal):
+                where = f"Stage {label}" + (f", language {group.language}" if group.language else "")
+                problems.append(f"{where}, {proposal.limit.setting}: {problem} The limit stays.")
+                proposal.value = None
+    _judge(reached, groups, rules.rules)
+    return StageLimits(label, rules.key, rules.only, settings, groups[0], groups[1:])
+
+
+def _group(language: str | None, limits: list[Limit], settings: Mapping[str, Any]) -> Group:
+    """A language may have a limit of its own already: `min_score_of` beside `min_score`."""
+    own = [settings.get(f"{limit.setting}_of") for limit in limits]
+    now = [
+        table.get(language, limit.now) if isinstance(table, dict) else limit.now
+        for limit, table in zip(limits, own, strict=True)
+    ]
+    return Group(language, [Proposal(limit, bound) for limit, bound in zip(limits, now, strict=True)])
+
+
+def _reached(run: Run, label: str, rules: StageRules, limits: list[Limit]) -> Reached:
+    segment = run.segment_of(label)
+    books = {name: book.stage for name, book in run.stages().items() if run.segment_of(name) == segment}
+    names = list(books)
+    stage = books[label]
+    if list(books.values()).count(stage) > 1:
+        raise CalibrateError(
+            f"Segment {segment} passes stage {stage} twice, and the second measures replaced the first ones. Calibrate "
+            f"other stages by name (--stage), or a recipe that uses {stage} once."
+        )
+    later = tuple(books[name] for name in names[names.index(label) + 1 :])
+    columns = tuple(dict.fromkeys(limit.column for limit in limits))
+    every = tuple(dict.fromkeys([*columns, *(rule.column for rule in rules.rules if _judged(rule, limits))]))
+    return Reached(run, segment, stage, later, rules.only, every)
+
+
+def _judged(rule: Rule, limits: list[Limit]) -> bool:
+    return any(limit.reason == rule.reason for limit in limits)
+
+
+def _settings(run: Run, key: str, label: str) -> dict[str, Any]:
+    """The stage's settings as the recipe of the run has them: of the use that `rules_of` calls by the label."""
+    uses = [use for use in run.recipe.get("stages", []) if isinstance(use, dict) and key in use]
+    labels = [name for name in run.stages() if name == key or name.startswith(f"{key} ")]
+    use = uses[labels.index(label)] if labels.index(label) < len(uses) else uses[0]
+    return dict(use[key] or {})
+
+
+def _count(run: Run, reached: Reached, goal: Goal) -> Counter[str | None]:
+    """Language -> documents that the proposals are made from. Raises RunError when files and ledger disagree."""
+    counts: Counter[str | None] = Counter()
+    total = 0
+    for documents in reached.read():
+        total += len(documents.dropped)
+        counts.update(documents.language[_reference(documents, goal)])
+    books = [run.stages(source) for source in run.sources if not reached.only or source in reached.only]
+    read = 0
+    for by_label in books:
+        for name, book in by_label.items():
+            if book.stage == reached.stage and run.segment_of(name) == reached.segment:
+                read += book.read.documents - sum(amount.documents for amount in book.failed.values())
+    if total != read:
+        raise RunError(
+            f"{run.path}/{reached.segment} holds {total:,} documents that reached stage {reached.stage}; its ledgers "
+            f"say {read:,}. The run is not finished or was changed: run the recipe again, then calibrate."
+        )
+    return counts
+
+
+def _reference(documents: Documents, goal: Goal) -> np.ndarray:
+    """(n,) bool: the documents that the proposals are made from."""
+    if goal.reference is None:
+        return np.ones(len(documents.dropped), bool)
+    return np.asarray(documents.source == goal.reference, bool)
+
+
+def _languages(
+    run: Run, stages: Mapping[str, Any], goal: Goal, label: str, counts: Counter[str | None], problems: list[str]
+) -> list[str]:
+    """Languages to make proposals for, the most frequent first."""
+    if not goal.by_language:
+        return []
+    labels = list(run.stages())
+    givers = [name for name in labels if "language" in getattr(stages.get(run.stages()[name].stage), "adds", {})]
+    if givers and labels.index(givers[0]) > labels.index(label):
+        problems.append(
+            f"Stage {label}: no proposals by language, for documents that it drops have none yet. Put {givers[0]} "
+            "before it."
+        )
+        return []
+    frequent = [(-count, name) for name, count in counts.items() if name and count >= MIN_LANGUAGE_DOCUMENTS]
+    if not frequent:
+        problems.append(f"Stage {label}: no language has {MIN_LANGUAGE_DOCUMENTS} documents.")
+    return [name for _, name in sorted(frequent)]
+
+
+def _rank(reached: Reached, groups: list[Group], goal: Goal) -> None:
+    """Sets `value` and `ranked` of every proposal."""
+    asked = [(group, p, StreamedRank(_rank_of(p.limit, goal.share))) for group in groups for p in group.proposals]
+    for _ in range(READINGS):
+        for documents in reached.read():
+            counted = _reference(documents, goal)
+            rows = {id(group): group.rows(documents) & counted for group in groups}
+            for group, proposal, rank in asked:
+                values = documents.measures[proposal.limit.column][rows[id(group)]]
+                rank.show(values[~np.isnan(values)])
+        for _, _, rank in asked:
+            rank.end_reading()
+    for _, proposal, rank in asked:
+        proposal.ranked = rank.count
+        if rank.value is not None and math.isfinite(rank.value):
+            proposal.value = rounded(rank.value, proposal.limit.side, integer=proposal.limit.integer)
+
+
+def _rank_of(limit: Limit, removable: float) -> Any:
+    part = Fraction(str(removable))  # 0.29 of 100 documents are 29; in binary they would be 28
+
+    def rank(count: int) -> int:
+        removed = math.floor(part * count)
+        return removed if limit.side == AT_LEAST else count - 1 - removed
+
+    return rank
+
+
+def rounded(value: float, side: str, *, integer: bool) -> float:
+    """To 3 significant digits and, where asked, a whole number: a lower limit down, an upper one up."""
+    exact = Decimal(repr(float(value)))
+    if not exact:
+        return 0 if integer else 0.0
+    mode = ROUND_FLOOR if side == AT_LEAST else ROUND_CEILING
+    exponent = exact.adjusted() - DIGITS + 1
+    step = Decimal(1).scaleb(max(exponent, 0) if integer else exponent)
+    steps = (exact / step).to_integral_value(mode)
+    return int(steps * step) if integer else float(steps * step)
+
+
+def _share_settings(group: Group) -> None:
+    """One setting may hold the limits of several rules: the loosest proposal is the one for all of them."""
+    for proposal in group.proposals:
+        alike = [p for p in group.proposals if p.limit.setting == proposal.limit.setting]
+        values = [p.value for p in alike if p.value is not None]
+        if len({p.limit.side for p in alike}) > 1 or len(values) < len(alike):
+            proposal.value = None if len(alike) > 1 else proposal.value
+        elif len(alike) > 1:
+            proposal.value = min(values) if proposal.limit.side == AT_LEAST else max(values)
+
+
+def _refused(stage: Any, settings: Mapping[str, Any], proposal: Proposal) -> str | None:
+    """Why a proposal cannot be a setting of the stage."""
+    if proposal.value is None:
+        return "no document has a finite value." if not proposal.ranked else "its limit would be infinite."
+    try:
+        stage(**{**settings, proposal.limit.setting: proposal.value})
+    except ValidationError as error:
+        return f"the stage refuses {proposal.value:g} ({error.errors()[0]['msg']})."
+    return None
+
+
+def _judge(reached: Reached, groups: list[Group], rules: Sequence[Rule]) -> None:
+    """Counts what limits in force and proposals remove, alone and together."""
+    for documents in reached.read():
+        for group in groups:
+            rows = group.rows(documents)
+            after = _dropped_after(documents, group, rules)
+            group.documents += int(rows.sum())
+            group.dropped_now += int((documents.dropped & rows).sum())
+            group.dropped += int((after & rows).sum())
+            for proposal in group.proposals:
+                values = documents.measures[proposal.limit.column]
+                proposal.documents += int((~np.isnan(values) & rows).sum())
+                proposal.removed_now += int((_removed_now(documents, proposal.limit, rules) & rows).sum())
+                proposal.removed += int((proposal.limit.removes(values, proposal.bound) & rows).sum())
+
+
+def _removed_now(documents: Documents, limit: Limit, rules: Sequence[Rule]) -> np.ndarray:
+    """(n,) bool: what the run itself booked; which of two sides it was, the value tells."""
+    values = documents.measures[limit.column]
+    booked = documents.reasons.get(limit.reason, np.zeros(len(values), bool)) & ~np.isnan(values)
+    two_sided = any(r.reason == limit.reason and None not in (r.at_least, r.at_most) for r in rules)
+    return booked & limit.removes(values, limit.now) if two_sided else booked
+
+
+def _dropped_after(documents: Documents, group: Group, rules: Sequence[Rule]) -> np.ndarray:
+    """(n,) bool: dropped by the stage with the group's proposals in force for every document.
+
+    Verdicts that no proposal touches stay as the run booked them: other rules, documents without a value.
+    """
+    none = np.zeros(len(documents.dropped), bool)
+    bounds = {(p.limit.reason, p.limit.side): p.bound for p in group.proposals}
+    proposed = {reason for reason, _ in bounds}
+    drop = none.copy()
+    for reason, verdict in documents.reasons.items():
+        drop |= verdict if reason not in proposed else none
+    for rule in rules:
+        if rule.reason in proposed:
+            low, high = (bounds.get((rule.reason, side), getattr(rule, side)) for side in SIDES)
+            values = documents.measures[rule.column]
+            missing = np.isnan(values)
+            drop |= replace(rule, at_least=low, at_most=high).fails(values) & ~missing
+            drop |= documents.reasons.get(rule.reason, none) & missing
+    return drop
