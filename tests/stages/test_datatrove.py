@@ -47,6 +47,7 @@ class Moody(BaseFilter):
         if word == "note":
             doc.metadata["score"] = 0.5
             doc.metadata["list"].append(3)
+            doc.metadata["title"] = "new"
             del doc.metadata["old"]
         if word == "see":
             return False, json.dumps(sorted(doc.metadata.items()))
@@ -137,7 +138,7 @@ def test_filters_decide_as_when_called_directly(name, arguments, english_documen
 
 @pytest.mark.parametrize("name", ["PIIFormatter", "FTFYFormatter", "SymbolLinesFormatter"])
 def test_formatters_edit_as_when_called_directly(name, english_documents):
-    extra = ["a@b.org 8.8.8.8 c@d.org", "e@f.org", "schÃ¶n", "x\n***\n---\ny"]
+    extra = ["a@b.org 8.8.8.8", "c@d.org 9.9.9.9", "schÃ¶n", "x\n***\n---\ny"]
     texts = [*english_documents[:60], *extra]
     expected = [getattr(formatters, name)().format(text) for text in texts]  # turns begin with each document
     assert expected != texts
@@ -190,11 +191,14 @@ def test_metadata_is_seen_and_written():
         "url": ["https://x.org/"] * 2 + [None],
         "language": ["en", "de", None],
         "language_score": [0.5, 0.25, None],
-        "metadata": ['{"old": 1, "list": [1]}', '{"title": "t"}', '{ "kept":  "as it was"}'],
+        "metadata": ['{"old": 1, "title": "t", "list": [1]}', '{"title": "t"}', '{ "kept":  "as it was"}'],
     }
     stage = Datatrove(block="blocks_of_tests.Moody", allow_foreign=True)
     result = stage(batch_of(["note it", "see it", "long enough"], **columns))
-    assert result.kept["metadata"].to_pylist() == ['{"list":[1,3],"score":0.5}', '{ "kept":  "as it was"}']
+    assert result.kept["metadata"].to_pylist() == [
+        '{"title":"new","list":[1,3],"score":0.5}',
+        '{ "kept":  "as it was"}',
+    ]
     seen = [("language", "de"), ("language_score", 0.25), ("title", "t"), ("url", "https://x.org/")]
     assert result.dropped["reasons"].to_pylist() == [[re.sub(r"\W+", "_", json.dumps(seen)).strip("_")[:80]]]
     assert result.dropped["metadata"].to_pylist() == ['{"title": "t"}']
