@@ -315,6 +315,22 @@ def test_a_column_that_is_missing_is_refused(folder, tmp_path):
         calibrate(open_run(copy), STAGES, Goal(0.1))
 
 
+def test_a_stage_for_other_sources_again_is_told_of(folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "run")
+    text = (copy / "recipe.yaml").read_text("utf-8")
+    (copy / "recipe.yaml").write_text(text + "- fake_quality: {min_words: 5}\n", "utf-8")
+    found = calibrate(open_run(copy), STAGES, Goal(0.1))
+    assert any("fake_quality is used 2 times" in problem for problem in found.problems)
+
+
+def test_many_ranks_are_read_in_turns(folder, monkeypatch):
+    from gristmill.pipelines import calibrate as module
+
+    at_once = as_json(calibrate(open_run(folder), STAGES, Goal(0.1, by_language=True)), None)
+    monkeypatch.setattr(module, "RANKS_AT_ONCE", 3)
+    assert as_json(calibrate(open_run(folder), STAGES, Goal(0.1, by_language=True)), None) == at_once
+
+
 def test_shares_of_options():
     assert shares(None, None, None) == 0.1
     assert shares(0.2, None, None) == 0.2
