@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import Field
 from ruamel.yaml import YAML
 
 from gristmill.pipelines import recipe as recipes
@@ -268,8 +269,29 @@ def test_yaml_loads_as_stage_settings(folder):
     )
 
 
+def test_a_table_of_limits_by_language_is_the_stages_own(folder, tmp_path):
+    """A language's limit in force comes from the table, and its proposal goes there; without languages it goes."""
+
+    class Tabled(FakeLanguage):
+        min_score_of: dict[str, float] = Field(default_factory=dict)
+
+    copy = shutil.copytree(folder, tmp_path / "run")
+    text = (copy / "recipe.yaml").read_text("utf-8")
+    text = text.replace("min_score: 0.3", "min_score: 0.3\n    min_score_of: {de: 0.2}")
+    (copy / "recipe.yaml").write_text(text, "utf-8")
+    stages = {**STAGES, "fake_language": Tabled}
+    for by_language in (True, False):
+        found = calibrate(open_run(copy), stages, Goal(0.1, by_language=by_language), ["fake_language"])
+        data = YAML(typ="safe", pure=True).load(yaml_text(found, stages))
+        built = Tabled(**data["stages"][0]["fake_language"])
+        now = {g.language: g.proposals[0].now for g in found.stages[0].languages}
+        assert now == (dict.fromkeys(now, 0.3) | {"de": 0.2} if by_language else {})
+        assert built.min_score == found.stages[0].overall.proposals[0].value
+        assert built.min_score_of == {g.language: g.proposals[0].value for g in found.stages[0].languages}
+        assert "languages" not in data
+
+
 def test_a_limit_that_the_stage_refuses_stays(folder, tmp_path):
-    from pydantic import Field
 
     class Bounded(FakeQuality):
         max_words: int = Field(900, ge=800)
