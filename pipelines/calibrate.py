@@ -33,6 +33,7 @@ from gristmill.stages.documents import Rule
 from gristmill.stages.settings_file import SettingsError, nearest
 
 MIN_LANGUAGE_DOCUMENTS = 50  # fewer say nothing of a language
+RANKS_AT_ONCE = 256  # half a MiB each while they are read
 DIGITS = 3  # significant ones of a proposal
 AT_LEAST, AT_MOST = SIDES
 
@@ -135,6 +136,7 @@ def calibrate(run: Run, stages: Mapping[str, Any], goal: Goal, chosen: Sequence[
     if goal.reference is not None and goal.reference not in run.sources:
         raise CalibrateError(f"This run has no source `{goal.reference}`.{nearest(goal.reference, list(run.sources))}")
     known, problems = rules_of(run, stages)
+    problems = [*problems, *_unlabelled(run, known)]
     for label in chosen:
         if label not in run.stages():
             raise CalibrateError(f"This run has no stage `{label}`.{nearest(label, list(run.stages()))}")
@@ -142,8 +144,8 @@ def calibrate(run: Run, stages: Mapping[str, Any], goal: Goal, chosen: Sequence[
     for label, rules in known.items():
         if (chosen and label not in chosen) or not (limits := limits_of(run, label, rules)):
             continue
-        if goal.reference is not None and rules.only and goal.reference not in rules.only:
-            problems.append(f"Stage {label}: documents of source {goal.reference} do not pass it.")
+        if why := _not_told(run, goal, label, rules):
+            problems.append(why)
             continue
         found.append(_stage(run, stages, goal, label, rules, limits, problems))
     for label in chosen:
@@ -152,6 +154,18 @@ def calibrate(run: Run, stages: Mapping[str, Any], goal: Goal, chosen: Sequence[
     if not found:
         raise CalibrateError("\n".join(["No limit can be proposed from this run.", *problems]))
     return Calibration(run.path, str(run.recipe.get("name", "")), goal, found, problems)
+
+
+def _unlabelled(run: Run, known: Mapping[str, StageRules]) -> list[str]:
+    """A stage used again for other sources shares the ledger's label of the first use."""
+    uses = run.recipe.get("stages")
+    keys = Counter(key for use in uses or () if isinstance(use, dict) for key in use if key != "only")
+    labels = Counter(rules.key for rules in known.values())
+    return [
+        f"Stage {key} is used {keys[key]} times; limits are proposed for the first {count} only."
+        for key, count in labels.items()
+        if count < keys[key]
+    ]
 
 
 def limits_of(run: Run, label: str, rules: StageRules) -> list[Limit]:
@@ -209,15 +223,21 @@ def _reached(run: Run, label: str, rules: StageRules, limits: list[Limit]) -> Re
     books = {name: book.stage for name, book in run.stages().items() if run.segment_of(name) == segment}
     names = list(books)
     stage = books[label]
-    if list(books.values()).count(stage) > 1:
-        raise CalibrateError(
-            f"Segment {segment} passes stage {stage} twice, and the second measures replaced the first ones. Calibrate "
-            f"other stages by name (--stage), or a recipe that uses {stage} once."
-        )
     later = tuple(books[name] for name in names[names.index(label) + 1 :])
     columns = tuple(dict.fromkeys(limit.column for limit in limits))
     every = tuple(dict.fromkeys([*columns, *(rule.column for rule in rules.rules if _judged(rule, limits))]))
     return Reached(run, segment, stage, later, rules.only, every)
+
+
+def _not_told(run: Run, goal: Goal, label: str, rules: StageRules) -> str | None:
+    """Why nothing can be proposed for a stage."""
+    if goal.reference is not None and rules.only and goal.reference not in rules.only:
+        return f"Stage {label}: documents of source {goal.reference} do not pass it."
+    segment, stage = run.segment_of(label), run.stages()[label].stage
+    alike = [n for n, book in run.stages().items() if book.stage == stage and run.segment_of(n) == segment]
+    if len(alike) > 1:
+        return f"Stage {label}: segment {segment} passes it twice, and the second measures replaced the first ones."
+    return None
 
 
 def _judged(rule: Rule, limits: list[Limit]) -> bool:
@@ -283,19 +303,24 @@ def _languages(
 def _rank(reached: Reached, groups: list[Group], goal: Goal) -> None:
     """Sets `value` and `ranked` of every proposal."""
     asked = [(group, p, StreamedRank(_rank_of(p.limit, goal.share))) for group in groups for p in group.proposals]
-    for _ in range(READINGS):
-        for documents in reached.read():
-            counted = _reference(documents, goal)
-            rows = {id(group): group.rows(documents) & counted for group in groups}
-            for group, proposal, rank in asked:
-                values = documents.measures[proposal.limit.column][rows[id(group)]]
-                rank.show(values[~np.isnan(values)])
-        for _, _, rank in asked:
-            rank.end_reading()
+    for start in range(0, len(asked), RANKS_AT_ONCE):
+        _read_ranks(reached, asked[start : start + RANKS_AT_ONCE], goal)
     for _, proposal, rank in asked:
         proposal.ranked = rank.count
         if rank.value is not None and math.isfinite(rank.value):
             proposal.value = rounded(rank.value, proposal.limit.side, integer=proposal.limit.integer)
+
+
+def _read_ranks(reached: Reached, asked: Sequence[tuple[Group, Proposal, StreamedRank]], goal: Goal) -> None:
+    for _ in range(READINGS):
+        for documents in reached.read():
+            counted = _reference(documents, goal)
+            rows = {group.language: group.rows(documents) & counted for group, _, _ in asked}
+            for group, proposal, rank in asked:
+                values = documents.measures[proposal.limit.column][rows[group.language]]
+                rank.show(values[~np.isnan(values)])
+        for _, _, rank in asked:
+            rank.end_reading()
 
 
 def _rank_of(limit: Limit, removable: float) -> Any:

@@ -186,7 +186,7 @@ def calibrate(
         console().print(table)
     for problem in found.problems:
         print(problem, file=sys.stderr)
-    print(text if out is None else f"Limits: {out}")
+    print(text if out is None else f"Limits: {out}\n", end="")
 
 
 @app.command(epilog=example("gristmill verify out/demo/run"))

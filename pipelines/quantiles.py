@@ -44,7 +44,7 @@ class StreamedRank:
         self._rank = 0
         self._prefix = 0
         self._reading = 0
-        self._counts = np.zeros(1 << _DIGIT_BITS, np.int64)
+        self._counts = np.zeros(1 << _DIGIT_BITS, np.int64)  # pages are taken when they are first written
 
     def show(self, values: np.ndarray) -> None:
         """values (n,) float64, without NaN."""
@@ -67,5 +67,6 @@ class StreamedRank:
             self._prefix = self._prefix << _DIGIT_BITS | digit
         self._reading += 1
         self._counts[:] = 0
-        if self._reading == READINGS and self.count:
-            self.value = from_ordered_bits(self._prefix)
+        if self._reading == READINGS:
+            self.value = from_ordered_bits(self._prefix) if self.count else None
+            self._counts = self._counts[:0].copy()  # many ranks may follow each other

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import Field
 from ruamel.yaml import YAML
 
 from gristmill.pipelines import recipe as recipes
@@ -268,8 +269,29 @@ def test_yaml_loads_as_stage_settings(folder):
     )
 
 
+def test_a_table_of_limits_by_language_is_the_stages_own(folder, tmp_path):
+    """A language's limit in force comes from the table, and its proposal goes there; without languages it goes."""
+
+    class Tabled(FakeLanguage):
+        min_score_of: dict[str, float] = Field(default_factory=dict)
+
+    copy = shutil.copytree(folder, tmp_path / "run")
+    text = (copy / "recipe.yaml").read_text("utf-8")
+    text = text.replace("min_score: 0.3", "min_score: 0.3\n    min_score_of: {de: 0.2}")
+    (copy / "recipe.yaml").write_text(text, "utf-8")
+    stages = {**STAGES, "fake_language": Tabled}
+    for by_language in (True, False):
+        found = calibrate(open_run(copy), stages, Goal(0.1, by_language=by_language), ["fake_language"])
+        data = YAML(typ="safe", pure=True).load(yaml_text(found, stages))
+        built = Tabled(**data["stages"][0]["fake_language"])
+        now = {g.language: g.proposals[0].now for g in found.stages[0].languages}
+        assert now == (dict.fromkeys(now, 0.3) | {"de": 0.2} if by_language else {})
+        assert built.min_score == found.stages[0].overall.proposals[0].value
+        assert built.min_score_of == {g.language: g.proposals[0].value for g in found.stages[0].languages}
+        assert "languages" not in data
+
+
 def test_a_limit_that_the_stage_refuses_stays(folder, tmp_path):
-    from pydantic import Field
 
     class Bounded(FakeQuality):
         max_words: int = Field(900, ge=800)
@@ -313,6 +335,22 @@ def test_a_column_that_is_missing_is_refused(folder, tmp_path):
     pq.write_table(pq.read_table(part).drop_columns(["language_score"]), part)
     with pytest.raises(RunError, match="language_score"):
         calibrate(open_run(copy), STAGES, Goal(0.1))
+
+
+def test_a_stage_for_other_sources_again_is_told_of(folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "run")
+    text = (copy / "recipe.yaml").read_text("utf-8")
+    (copy / "recipe.yaml").write_text(text + "- fake_quality: {min_words: 5}\n", "utf-8")
+    found = calibrate(open_run(copy), STAGES, Goal(0.1))
+    assert any("fake_quality is used 2 times" in problem for problem in found.problems)
+
+
+def test_many_ranks_are_read_in_turns(folder, monkeypatch):
+    from gristmill.pipelines import calibrate as module
+
+    at_once = as_json(calibrate(open_run(folder), STAGES, Goal(0.1, by_language=True)), None)
+    monkeypatch.setattr(module, "RANKS_AT_ONCE", 3)
+    assert as_json(calibrate(open_run(folder), STAGES, Goal(0.1, by_language=True)), None) == at_once
 
 
 def test_shares_of_options():
