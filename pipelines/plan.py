@@ -7,6 +7,7 @@ depends on it, and nothing else.
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -86,7 +87,9 @@ def _identity(recipe: Recipe, use: StageUse, model_keys: dict[str, str]) -> list
     settings = use.stage.model_dump(mode="json")
     if name is not None:
         settings["model"] = model_keys[name]
-    return [use.key, use.stage.version, settings, _foreign_files(recipe, use.stage)]
+    # Stages whose result is another package's say which: an upgrade of it is another result.
+    packages = {name: importlib.metadata.version(name) for name in getattr(use.stage, "packages", ())}
+    return [use.key, use.stage.version, settings, _foreign_files(recipe, use.stage), packages]
 
 
 def _foreign_files(recipe: Recipe, stage: Any) -> list[list[Any]]:

@@ -48,7 +48,7 @@ from gristmill.stages.shards import (
 )
 
 SAMPLE_CHARS = 100_000  # of the text of a sampled dropped document
-VERSIONED = ("gristmill", "pyarrow", "numpy", "numba", "resiliparse", "fastwarc")
+VERSIONED = ("gristmill", "pyarrow", "numpy", "numba", "resiliparse", "fastwarc", "datatrove")
 
 
 @dataclass(frozen=True)

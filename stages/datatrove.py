@@ -73,6 +73,7 @@ class Datatrove(Settings):
     needs: ClassVar[tuple[str, ...]] = cast(Any, _Needs())
     adds: ClassVar[Mapping[str, pa.DataType]] = {}
     measures: ClassVar = ()
+    packages: ClassVar[tuple[str, ...]] = ("datatrove",)  # whose version is part of the result's identity
 
     block: str  # import path of its class
     arguments: dict[str, Any] = Field(default_factory=dict)  # keyword arguments of its constructor

@@ -50,6 +50,11 @@ class Normalize(Settings):
     control: bool = True  # remove control characters
     ftfy: bool = False  # repair wrong encodings; 1 MB/s on one shared core, where the other parts together do 30
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Packages whose version is part of the result's identity."""
+        return ("ftfy",) if self.ftfy else ()
+
     def rules(self) -> tuple[Rule, ...]:
         return ()
 

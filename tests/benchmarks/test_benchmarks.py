@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.end_to_end
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 KEYS = ["bench", "value", "unit", "peer", "peer_value", "ratio"]
 MODULES = "argparse asyncio collections csv datetime decimal difflib email enum fractions inspect io logging os".split()

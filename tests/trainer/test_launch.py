@@ -14,6 +14,7 @@ from gristmill.trainer.config import TrainError
 from gristmill.trainer.group import ALONE
 from gristmill.trainer.score import Scores
 
+pytestmark = pytest.mark.end_to_end
 STEPS = 200
 
 
