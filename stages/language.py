@@ -8,7 +8,7 @@ The default model is lid.176 (Joulin et al. 2016), as FineWeb ran it; any other 
 for example. Languages are named as the model's labels are, without `__label__`.
 
 The model sees at most `sample_bytes` of a document, in pieces evenly spread over it: it takes 0.12 ms per KB, and on
-real documents the label rarely changes after the first KB (`benchmarks/rules.py` measures the agreement).
+485 pages of documentation the label equalled that of the full text for 99.8 %, with 2 KB for all.
 """
 
 from __future__ import annotations
