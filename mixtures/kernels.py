@@ -18,6 +18,8 @@ from llvmlite import ir
 from numba import int64, njit, types, uint64
 from numba.extending import intrinsic
 
+from gristmill.stages.kernels.buffers import mix64
+
 BITS = 44  # of a weight's fraction: 7e8 steps below a weight of 1e-7, and 2^40 positions times a weight stay exact
 ONE = 1 << BITS
 NEVER = 1 << 62
@@ -29,17 +31,6 @@ _PLACES = np.array([((_DE_BRUIJN << i) & (2**64 - 1)) >> 58 for i in range(64)])
 _HALF = BITS // 2
 _LOW = (1 << _HALF) - 1
 _FRACTION = ONE - 1
-
-
-@njit(inline="always")
-def mix64(h):  # type: ignore[no-untyped-def]
-    """MurmurHash3's 64-bit finaliser: every bit of the input changes every bit of the output."""
-    h ^= h >> uint64(33)
-    h *= uint64(0xFF51AFD7ED558CCD)
-    h ^= h >> uint64(33)
-    h *= uint64(0xC4CEB9FE1A85EC53)
-    h ^= h >> uint64(33)
-    return h
 
 
 @njit(nogil=True, cache=True)

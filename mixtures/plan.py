@@ -365,11 +365,6 @@ def ramp_at(ramp: str, x: Fraction) -> Fraction:
     return Fraction(round((1 - float(np.cos(np.pi * float(x)))) / 2 * 10**12), 10**12)
 
 
-def phase_windows(total: int, shares: Sequence[Fraction]) -> list[int]:
-    """Windows of each phase by its share of the total; they sum to total."""
-    return apportion(total, shares)
-
-
 def _sum(values: Sequence[int | None]) -> int | None:
     known = [value for value in values if value is not None]
     return sum(known) if len(known) == len(values) else None

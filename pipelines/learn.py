@@ -16,11 +16,11 @@ import orjson
 import pyarrow as pa
 
 from gristmill.pipelines.selection import file_batches, select
-from gristmill.pipelines.work import kept_batches, parts_of, versions, withdraw
+from gristmill.pipelines.work import file_record, kept_batches, parts_of, versions, withdraw
 from gristmill.stages.documents import Batch
-from gristmill.stages.ledger import Amount, FileRecord, ShardLedger, StageLedger, amount
+from gristmill.stages.ledger import Amount, ShardLedger, StageLedger, amount
 from gristmill.stages.models import Selection
-from gristmill.stages.shards import Shard, ShardError, checksum, filesystem, join, publish, publish_bytes, read_bytes
+from gristmill.stages.shards import Shard, ShardError, join, publish, publish_bytes, read_bytes
 from gristmill.tokenize.encode import Backend, thread_encoder
 from gristmill.tokenize.train import TokenizerSettings, tokenizer_bytes, train
 from gristmill.tokenize.write import write_shard
@@ -162,7 +162,7 @@ def run_tokens(order: TokensOrder) -> dict[str, Any]:
         source=order.shard.source,
         input=f"{order.upstream}/{order.shard.part}",
         stages=[account],
-        files=[_record(folder, name) for info in infos for name in (info.bin, info.idx)],
+        files=[file_record(folder, name) for info in infos for name in (info.bin, info.idx)],
         versions=versions(),
         host=socket.gethostname(),
         seconds=account.seconds,
@@ -182,9 +182,3 @@ def run_tokens(order: TokensOrder) -> dict[str, Any]:
 def _characters(account: StageLedger) -> None:
     """Token shards know bytes, not characters: these are booked as edited, so that the sums are of one kind."""
     account.edited = Amount(chars=account.read.chars)
-
-
-def _record(folder: str, name: str) -> FileRecord:
-    path = join(folder, name)
-    fs, inner = filesystem(path)
-    return FileRecord(path=name, rows=0, bytes=int(fs.size(inner)), xxh3=checksum(path))

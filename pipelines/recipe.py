@@ -35,7 +35,7 @@ from pydantic import ConfigDict, Field, model_validator
 from gristmill.stages.c4 import C4
 from gristmill.stages.classifier import Classifier
 from gristmill.stages.datatrove import Datatrove
-from gristmill.stages.documents import BASE_FIELDS, Measure, Settings, Stage
+from gristmill.stages.documents import BASE_FIELDS, Settings
 from gristmill.stages.exact import Exact
 from gristmill.stages.extract import Extract
 from gristmill.stages.fineweb import FineWeb
@@ -71,7 +71,6 @@ STAGES: dict[str, Any] = {
     "pii": Pii,
 }
 MODELS: dict[str, Any] = {"kenlm": KenLM, "fasttext": FastText}
-TEXT_COLUMNS = ("text",)
 HTML_COLUMNS = ("html",)  # and those whose name begins so: they end with `extract`
 
 AnyStage: TypeAlias = Any  # a Stage or a GlobalStage; `is_global` tells which
@@ -296,7 +295,3 @@ def kept_schema(recipe: Recipe, segment: Segment) -> pa.Schema:
         for use in earlier.uses:
             fields |= use.stage.adds
     return pa.schema([(name, kind) for name, kind in fields.items()])
-
-
-def measures(stage: Stage) -> tuple[Measure, ...]:
-    return tuple(getattr(stage, "measures", ()))

@@ -167,7 +167,11 @@ def run_shard(order: ShardOrder) -> dict[str, Any]:
         assert writer.rows == reached, f"{writer.rows} documents written, {reached} booked"
     dropped_path = parts_of(order.out, order.folder, "dropped", order.shard, "parquet")
     rows = dropped.write(dropped_path)
-    ledger.files = [_record(order, target, writer.rows), _record(order, dropped_path, rows)]
+    folder = join(order.out, order.folder)
+    ledger.files = [
+        file_record(folder, target[len(folder) + 1 :], writer.rows),
+        file_record(folder, dropped_path[len(folder) + 1 :], rows),
+    ]
     ledger.seconds = time.perf_counter() - begun
     publish_bytes(parts_of(order.out, order.folder, "ledger", order.shard, "json"), ledger.sealed())
     return ledger.model_dump()
@@ -322,14 +326,11 @@ def _text(value: pa.Scalar) -> str:
     return str(content)[:SAMPLE_CHARS]
 
 
-def _record(order: ShardOrder, path: str, rows: int) -> FileRecord:
+def file_record(folder: str, name: str, rows: int = 0) -> FileRecord:
+    """What a ledger says of a file that was published: `name` below `folder`."""
+    path = join(folder, name)
     fs, inner = filesystem(path)
-    return FileRecord(
-        path=path[len(join(order.out, order.folder)) + 1 :],
-        rows=rows,
-        bytes=int(fs.size(inner)),
-        xxh3=checksum(path),
-    )
+    return FileRecord(path=name, rows=rows, bytes=int(fs.size(inner)), xxh3=checksum(path))
 
 
 def _decisions(order: ShardOrder) -> pa.Table:

@@ -64,7 +64,6 @@ BASE_FIELDS: dict[str, pa.DataType] = {
     "date": pa.string(),
     "metadata": pa.string(),
 }
-TEXT_FIELDS: dict[str, pa.DataType] = {"html": pa.binary(), "text": pa.string()}
 
 
 class Settings(BaseModel):
