@@ -132,6 +132,27 @@ def inspect(
         inspection.render(found, console())
 
 
+@app.command(epilog=example("gristmill rules out/demo/run --source docs"))
+def rules(
+    run_folder: RunArgument,
+    source: Annotated[str | None, typer.Option(help="Only documents of this source.")] = None,
+    language: Annotated[str | None, typer.Option(help="Only documents in this language.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what each rule removes: alone, and together with others, whatever the order of the stages."""
+    from gristmill.pipelines import removed
+    from gristmill.pipelines.open_run import open_run
+
+    run = open_run(run_folder)
+    rows = removed.removed(run, source, language)
+    if as_json:
+        print(removed.as_json(rows))
+        return
+    console().print(removed.table(rows))
+    if count := removed.left_out(run):
+        print(f"{count:,} dropped documents are not in these figures: a later stage could not take them.")
+
+
 @app.command(epilog=example("gristmill report out/demo/run"))
 def report(
     run_folder: RunArgument,

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 import xxhash
 from fsspec.implementations.local import LocalFileSystem
 
+from gristmill.pipelines.accounting import Accounting
 from gristmill.stages.documents import (
     BASE_FIELDS,
     MAX_BATCH_BYTES,
@@ -73,6 +74,7 @@ class ShardOrder:
     schema: pa.Schema  # of the documents kept
     max_chars: int
     sample_per_reason: int
+    removals_share: float = 0.0  # of documents that go through all stages for the count of removals
 
 
 @dataclass(frozen=True)
@@ -138,12 +140,16 @@ def run_shard(order: ShardOrder) -> dict[str, Any]:
     decisions = _decisions(order)
     books = [StageLedger(stage=step.key) for step in order.steps]
     dropped = _Dropped(order)
+    accounting = Accounting(order.steps, order.removals_share)
     met = 0
     target = parts_of(order.out, order.folder, "kept", order.shard, "parquet")
     with publish(target) as file, _writer(file, order.schema) as writer:
         for batch in _input(order, ledger):
             current = batch
+            read: list[Batch] = []
+            gone: list[Batch] = []
             for step, account in zip(order.steps, books, strict=True):
+                read.append(current)
                 started = time.perf_counter()
                 if step.is_gate:
                     result, found = apply_decisions(step.stage, current, decisions)
@@ -154,7 +160,9 @@ def run_shard(order: ShardOrder) -> dict[str, Any]:
                 count_measures(account, getattr(step.stage, "measures", ()), result.kept, result.dropped)
                 dropped.add(step.key, current, result.dropped)
                 account.seconds += time.perf_counter() - started
+                gone.append(result.dropped)
                 current = result.kept
+            accounting.add(read, gone, current)
             writer.add(_aligned(current, order.schema))
         if met != decisions.num_rows:
             raise ShardError(
@@ -165,6 +173,9 @@ def run_shard(order: ShardOrder) -> dict[str, Any]:
         ledger.check(f"{order.folder}/{order.shard.part} ({order.shard.label})")
         reached = ledger.stages[-1].kept.documents if ledger.stages else writer.rows
         assert writer.rows == reached, f"{writer.rows} documents written, {reached} booked"
+    ledger.removals = accounting.found
+    if accounting.problem:
+        ledger.problems.append(f"Left out of the count of removals: {accounting.problem}")
     dropped_path = parts_of(order.out, order.folder, "dropped", order.shard, "parquet")
     rows = dropped.write(dropped_path)
     folder = join(order.out, order.folder)
