@@ -20,6 +20,7 @@ MODULES = "argparse asyncio collections csv datetime decimal difflib email enum 
 TINY = {
     "rules": "--mb 0.05 --peer-mb 0.02 --rounds 1",
     "dedupe": "--mb 0.05 --peer-mb 0.02 --rounds 1 --documents 2000 --skip datatrove",
+    "decontaminate": "--mb 0.05 --peer-mb 0.02 --rounds 1 --ngrams 2000",
     "models": "--mb 0.03 --rounds 1 --order 2 --prune 0 --buckets 1000",
     "tokens": "--mb 0.05 --vocab 400 --rounds 1 --skip datatrove",
     "loader": "--mb 1 --windows 256 --rounds 1 --skip torch datatrove",
@@ -33,6 +34,11 @@ FIGURES = {  # name -> the peers that must be beside it
         "dedupe.cluster_2000_gb": {None},
         "dedupe.exact_raw": {None},
         "dedupe.exact_normalised": {None},
+    },
+    "decontaminate": {
+        "decontaminate.lookup": {"datatrove"},
+        "decontaminate.lookup_all": {None},
+        "decontaminate.all": {None},
     },
     "models": {"models.kenlm_train": set(), "models.perplexity": {"kenlm"}, "models.classifier": set()},
     "tokens": {
