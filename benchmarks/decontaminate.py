@@ -4,8 +4,8 @@ DIR holds *.jsonl.gz with {text, id, metadata}. Everything runs on one core, in 
 takes turns with us, round after round. The items are 25 random words of the corpus each, so that nothing is found:
 what is measured is what clean documents cost.
 
-    decontaminate.lookup      MB/s: 13-gram look-ups against --ngrams n-grams, beside datatrove's NGramsDecontFilter with
-                              13 words and as many random hashes, on the documents of --peer-mb
+    decontaminate.lookup      MB/s: 13-gram look-ups against --ngrams n-grams, beside datatrove's NGramsDecontFilter
+                              with 13 words and as many random hashes, on the documents of --peer-mb
     decontaminate.lookup_all  the same without the peer, on those of --mb
     decontaminate.all         MB/s of the stage as it is by default: 13-grams, the share of 8-grams, and the search for
                               containment

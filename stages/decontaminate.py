@@ -64,17 +64,17 @@ class Decontaminate(Settings):
 
     sets: dict[str, EvaluationSet] = Field(default_factory=dict)  # those of the recipe's ablation come to these
     include_ablation: bool = True  # the evaluation sets that the recipe's ablation file names
-    ngram: int = Field(13, ge=2, le=50)
-    max_hits: int = Field(0, ge=0)
-    min_words: int = Field(8, ge=3)  # items of fewer words cannot be told from ordinary text: they are listed
-    overlap_ngram: int = Field(8, ge=2, le=50)
-    max_overlap: float | None = Field(0.7, ge=0, le=1)
-    max_containment: float | None = Field(0.6, ge=0, le=1)
-    max_items_per_ngram: int = Field(10, ge=1)  # of a set; n-grams that more of its items share are ignored
+    ngram: int = Field(default=13, ge=2, le=50)
+    max_hits: int = Field(default=0, ge=0)
+    min_words: int = Field(default=8, ge=3)  # items of fewer words cannot be told from ordinary text: they are listed
+    overlap_ngram: int = Field(default=8, ge=2, le=50)
+    max_overlap: float | None = Field(default=0.7, ge=0, le=1)
+    max_containment: float | None = Field(default=0.6, ge=0, le=1)
+    max_items_per_ngram: int = Field(default=10, ge=1)  # of a set; n-grams that more of its items share are ignored
     mode: Literal["drop", "mark", "cut"] = "drop"
-    margin_chars: int = Field(200, ge=0)  # for `cut`
-    min_piece_chars: int = Field(200, ge=0)
-    max_pieces: int = Field(10, ge=1)
+    margin_chars: int = Field(default=200, ge=0)  # for `cut`
+    min_piece_chars: int = Field(default=200, ge=0)
+    max_pieces: int = Field(default=10, ge=1)
 
     @field_validator("sets", mode="before")
     @classmethod
