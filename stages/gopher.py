@@ -5,7 +5,8 @@ corpora were run with. In some points they differ from the paper: "#" and "…" 
 that hold them; mean word length, words-in-range and stop words skip nothing but symbols; a most common n-gram counts
 even if it occurs once, which fails very short documents.
 
-Every measure is a column; limits come second. A limit of `null` switches its rule off.
+Every measure is a column; limits come second. A limit of `null` switches its rule off. `by_language` names a table of
+limits for the languages of the documents: `language_limits.py`.
 """
 
 from __future__ import annotations
@@ -20,21 +21,19 @@ from gristmill.stages.documents import (
     Measure,
     Result,
     Rule,
-    Settings,
-    judge,
     linear_edges,
     log_edges,
-    with_columns,
 )
 from gristmill.stages.kernels import lines, ngrams
 from gristmill.stages.kernels.measures import GOPHER_STOP_WORDS, measure, ratio
 from gristmill.stages.kernels.words import Splitter
+from gristmill.stages.language_limits import ByLanguage, judge_each
 
 _PAPER = "Gopher (Rae et al. 2021), appendix A1.1; datatrove GopherQualityFilter"
 _TABLE = "Gopher (Rae et al. 2021), table A1; datatrove GopherRepetitionFilter"
 
 
-class GopherQuality(Settings):
+class GopherQuality(ByLanguage):
     """Drops documents whose words and lines do not look like prose.
 
     A word counts as one when it has a character that is not punctuation; the shares of symbols and of alphabetic words
@@ -43,7 +42,6 @@ class GopherQuality(Settings):
 
     name: ClassVar = "gopher_quality"
     version: ClassVar = 1
-    needs: ClassVar = ("text",)
     measures: ClassVar = (
         Measure("gopher_quality.words", "words", log_edges(1, 1e6)),
         Measure("gopher_quality.mean_word_chars", "characters", linear_edges(0, 20)),
@@ -108,10 +106,10 @@ class GopherQuality(Settings):
         }
 
     def __call__(self, batch: Batch) -> Result:
-        return judge(with_columns(batch, self.measure(batch)), self.rules())
+        return judge_each(self, batch)
 
 
-class GopherRepetition(Settings):
+class GopherRepetition(ByLanguage):
     """Drops documents that repeat lines, paragraphs or runs of words.
 
     Shares of characters are over the whole document. Line breaks are "\\n".
@@ -119,7 +117,6 @@ class GopherRepetition(Settings):
 
     name: ClassVar = "gopher_repetition"
     version: ClassVar = 1
-    needs: ClassVar = ("text",)
     measures: ClassVar = (
         Measure("gopher_repetition.chars", "characters", log_edges(1, 1e7)),
         Measure("gopher_repetition.duplicate_paragraphs", "share of paragraphs"),
@@ -147,7 +144,7 @@ class GopherRepetition(Settings):
     words: Splitter = "english"  # how words are found; "unicode" for other alphabets: `kernels/words.py`
 
     def rules(self) -> tuple[Rule, ...]:
-        limits: dict[str, Any] = self.model_dump(exclude={"words"})
+        limits: dict[str, Any] = self.model_dump(exclude={"words", "by_language"})
         return (
             Rule("empty", "gopher_repetition.chars", at_least=1, published="datatrove GopherRepetitionFilter"),
             *(
@@ -178,4 +175,4 @@ class GopherRepetition(Settings):
         }
 
     def __call__(self, batch: Batch) -> Result:
-        return judge(with_columns(batch, self.measure(batch)), self.rules())
+        return judge_each(self, batch)
