@@ -244,7 +244,7 @@ def test_scripts_without_spaces_are_split_into_characters(language, tmp_path):
     ],
 )
 def test_the_rule_for_scripts_without_spaces_is_as_documented(text, words):
-    """`kernels/words.py`: a character with its marks is one word. Lao's ae is a letter, Khmer's and Burmese's a mark."""
+    """`kernels/words.py`: a character with its marks is one word. Lao's vowel is a letter, Khmer's a mark."""
     data = text.encode()
     (group,) = word_groups(np.array([0, len(data)]), np.frombuffer(data, np.uint8), "unicode")
     assert [data[s:e].decode() for s, e in zip(group.starts, group.ends, strict=True)] == words
@@ -274,7 +274,7 @@ def test_a_table_that_cannot_be_used_is_told_by_line(text, says, tmp_path):
 
 
 def test_a_name_that_is_no_table(tmp_path):
-    with pytest.raises(SettingsError, match="no table of limits by language `word`.*Did you mean `words`"):
+    with pytest.raises(SettingsError, match=r"no table of limits by language `word`.*Did you mean `words`"):
         load_table("word")
     with pytest.raises(SettingsError, match="no such file"):
         load_table(str(tmp_path / "none.yaml"))
