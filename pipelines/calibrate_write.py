@@ -60,10 +60,8 @@ def heading(found: Calibration) -> Iterator[str]:
     yield f"{of} and have a value; rounded to 3 significant digits towards keeping."
     yield f"Run: {one_line(found.run)}" + (f" (recipe {one_line(found.recipe)})" if found.recipe else "")
     for stage in found.stages:
-        groups = [f"{group.documents:,} in {group.language}" for group in stage.languages]
         passes = f" of {', '.join(stage.only)}" if stage.only else ""
-        counted = "; ".join([f"{stage.overall.documents:,}{passes}", *groups])
-        yield one_line(f"Documents that reached {stage.label}: {counted}")
+        yield one_line(f"Documents that reached {stage.label}: {stage.overall.documents:,}{passes}")
     for problem in found.problems:
         yield one_line(problem)
 

@@ -6,7 +6,8 @@ language has in the run, in the case written, for that is how `gopher_quality` l
 
 Texts are those that the run has: of documents that the segment kept, and of the sample of dropped ones that reached the
 stage. Of a language with more documents than the two limits below, those with the smallest hashes of their id are
-taken: the same whatever the shards.
+taken: the same whatever the shards. Words are counted in the half with the higher language scores: pages that are half
+English would make English stop words those of every language.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from gristmill.pipelines.reached import Reached
+from gristmill.stages.documents import column
 from gristmill.stages.kernels.buffers import string_views
 from gristmill.stages.kernels.words import Splitter, word_groups
 
@@ -55,7 +57,8 @@ def stop_words_of(
     """
     out = {language: StopWords() for language in languages}
     words: dict[str, Counter[str]] = {language: Counter() for language in languages}
-    for batch in _texts(reached, languages):
+    sure = _middle_scores(reached, languages, documents)
+    for batch in _documents(reached, languages, ("text", "language_score")):
         for language, own in _by_language(batch):
             entry = out[language]
             entry.all_documents += own.num_rows
@@ -63,6 +66,7 @@ def stop_words_of(
             some = _sampled(own.filter(pc.is_valid(own["text"])), WORDS_OF_DOCUMENTS, documents[language])
             if reference is not None:
                 some = some.filter(pc.equal(some["source"], reference))
+            some = some.filter(pa.array(_scores(some) >= sure[language]))
             entry.documents += some.num_rows
             entry.bytes += int(pc.sum(some["bytes"]).as_py() or 0)
             words[language].update(count_words(some["text"], stage.for_language(language).words))
@@ -70,6 +74,20 @@ def stop_words_of(
         out[language].words = most_frequent(counts)
     _look_for(reached, stage, out, documents, reference)
     return out
+
+
+def _middle_scores(reached: Reached, languages: Sequence[str], documents: Mapping[str | None, int]) -> dict[str, float]:
+    """Language -> the median of its language scores, of the documents whose words are counted."""
+    scores: dict[str, list[np.ndarray]] = {language: [] for language in languages}
+    for batch in _documents(reached, languages, ("language_score",)):
+        for language, own in _by_language(batch):
+            scores[language].append(_scores(_sampled(own, WORDS_OF_DOCUMENTS, documents[language])))
+    return {name: float(np.median(np.concatenate(found))) if found else 0.0 for name, found in scores.items()}
+
+
+def _scores(batch: pa.RecordBatch) -> np.ndarray:
+    """(n,) float64; 0 where a document has none."""
+    return np.nan_to_num(column(batch, "language_score"))
 
 
 def most_frequent(counts: Mapping[str, int]) -> tuple[str, ...]:
@@ -108,7 +126,7 @@ def _look_for(
     """Sets `found` and `counted` of every language."""
     found: dict[str, list[np.ndarray]] = {language: [] for language in out}
     counted: dict[str, list[np.ndarray]] = {language: [] for language in out}
-    for batch in _texts(reached, list(out)):
+    for batch in _documents(reached, list(out), ("text",)):
         for language, own in _by_language(batch):
             some = _sampled(own.filter(pc.is_valid(own["text"])), MEASURED_DOCUMENTS, documents[language])
             if not some.num_rows or not out[language].words:
@@ -122,22 +140,32 @@ def _look_for(
             entry.found, entry.counted = np.concatenate(found[language]), np.concatenate(counted[language])
 
 
-def _texts(reached: Reached, languages: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """doc_id, source, language, bytes, text of the documents that reached the stage; text is null where it is gone."""
+def _documents(reached: Reached, languages: Sequence[str], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """doc_id, source, language and `columns` of the documents that reached the stage; `bytes` where `text` is one of
+    them: the text is null where it is gone. A column that the run does not have is null."""
     for kind in ("kept", "dropped"):
         for part in reached.run.parts(kind, reached.segment):
             with reached.run.open_parquet(part) as file:
-                names = ["doc_id", "source", "language", "text", *(("stage", "bytes") if kind == "dropped" else ())]
-                for batch in file.iter_batches(BATCH_DOCUMENTS, columns=names):
-                    rows = pc.is_in(batch["language"], value_set=pa.array(languages, pa.string()))
-                    if reached.only:
-                        rows = pc.and_(rows, pc.is_in(batch["source"], value_set=pa.array(reached.only)))
-                    if kind == "dropped":
-                        stages = pa.array((reached.stage, *reached.later))
-                        rows = pc.and_(rows, pc.is_in(batch["stage"], value_set=stages))
-                    own = batch.filter(rows)
-                    bytes_ = own["bytes"] if kind == "dropped" else pc.binary_length(own["text"])
-                    yield own.select(names[:4]).append_column("bytes", bytes_.cast(pa.int64()))
+                asked = ["doc_id", "source", "language", *columns, *(("stage", "bytes") if kind == "dropped" else ())]
+                there = set(file.schema_arrow.names)
+                for batch in file.iter_batches(BATCH_DOCUMENTS, columns=[name for name in asked if name in there]):
+                    own = batch.filter(_wanted(reached, batch, languages))
+                    if "text" in columns and kind == "kept":
+                        own = own.append_column("bytes", pc.binary_length(own["text"]).cast(pa.int64()))
+                    for name in columns:
+                        if name not in there:
+                            own = own.append_column(name, pa.nulls(own.num_rows, pa.float64()))
+                    yield own
+
+
+def _wanted(reached: Reached, batch: pa.RecordBatch, languages: Sequence[str]) -> pa.Array:
+    """(n,) bool: documents in one of the languages that reached the stage."""
+    rows = pc.is_in(batch["language"], value_set=pa.array(languages, pa.string()))
+    if reached.only:
+        rows = pc.and_(rows, pc.is_in(batch["source"], value_set=pa.array(reached.only)))
+    if "stage" in batch.schema.names:
+        rows = pc.and_(rows, pc.is_in(batch["stage"], value_set=pa.array((reached.stage, *reached.later))))
+    return rows
 
 
 def _by_language(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:

@@ -257,7 +257,6 @@ def test_yaml_loads_as_stage_settings(folder):
         for p in stage.overall.proposals:
             assert getattr(proposed[stage.key], p.limit.setting) == p.value
     assert f"# Run: {folder}" in text
-    assert "in en" in text
     with_json = json.loads(as_json(found, "x.yaml"))
     assert with_json["stages"][1]["limits"][0]["proposed"] == found.stages[1].overall.proposals[0].value
     assert sum(table.row_count for table in tables(found)) == sum(

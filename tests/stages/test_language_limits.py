@@ -22,6 +22,7 @@ from gristmill.stages.language_limits import (
     KEYS,
     NGRAM_SIZES,
     NGRAMS,
+    UNSEGMENTED_LANGUAGES,
     LanguageLimits,
     differing,
     is_unsegmented,
@@ -318,3 +319,20 @@ def test_bundled_tables_are_settings_of_the_stages(name):
         for language in stage.languages:
             own = stage.for_language(language)
             assert kind(**own.model_dump()) == own
+
+
+def test_the_bundled_table_says_what_it_rests_on():
+    found = load_table("gristmill").languages
+    assert len(found) >= 12
+    assert found["en"].words == "english"
+    assert {entry.words for name, entry in found.items() if name != "en"} == {"unicode"}
+    assert all(len(entry.stopwords) >= 8 for entry in found.values())
+    text = (BUNDLED / "gristmill.yaml").read_text("utf-8")
+    assert "documentation, not the web" in text
+    assert text.count("# documents: ") == text.count("# text that reached gopher_quality: ") == len(found)
+
+
+def test_the_table_of_words_names_every_language_without_spaces():
+    assert {name for name, entry in load_table("words").languages.items() if entry.words == "unicode"} == (
+        UNSEGMENTED_LANGUAGES
+    )
