@@ -78,7 +78,7 @@ def calibrate(run: Run, stages: Mapping[str, Any], goal: Goal, chosen: Sequence[
             problems.append(f"Stage {label} has no limit that could be proposed.")
     if not found:
         raise CalibrateError("\n".join(["No limit can be proposed from this run.", *problems]))
-    return Calibration(run.path, str(run.recipe.get("name", "")), _files(run), goal, found, problems)
+    return Calibration(run.path, str(run.recipe.get("name", "")), goal, found, problems, _files(run))
 
 
 def _files(run: Run) -> dict[str, str]:
@@ -143,7 +143,7 @@ def _stage(
     _judge(reached, groups, rules.rules)
     if by_words:
         _propose_stop_words(reached, stage, groups[1:], counts, goal, f"Stage {label}", problems)
-    return StageLimits(label, rules.key, rules.only, settings, stage, groups[0], groups[1:])
+    return StageLimits(label, rules.key, rules.only, settings, groups[0], groups[1:], stage)
 
 
 def _group(language: str | None, limits: list[Limit], settings: Mapping[str, Any], stage: Any) -> Group:

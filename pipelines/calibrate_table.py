@@ -48,7 +48,7 @@ def _tabled(found: Calibration) -> Iterator[StageLimits]:
     for stage in found.stages:
         if not stage.languages:
             continue
-        if stage.key not in KEYS:
+        if stage.key not in KEYS or getattr(stage.stage, "variant", "datatrove") != "datatrove":
             found.problems.append(f"Stage {stage.label} reads no table: its limits by language are shown only.")
         elif stage.key in seen:
             found.problems.append(

@@ -93,9 +93,9 @@ class StageLimits:
     key: str
     only: tuple[str, ...]
     settings: dict[str, Any]  # of the recipe
-    stage: Any  # with them
     overall: Group
     languages: list[Group] = field(default_factory=list)
+    stage: Any = None  # with its settings
 
 
 @dataclass
@@ -104,7 +104,7 @@ class Calibration:
 
     run: str
     recipe: str
-    sources: dict[str, str]  # and the files of each
     goal: Goal
     stages: list[StageLimits]
     problems: list[str]  # what could not be proposed and why, in sentences
+    sources: dict[str, str] = field(default_factory=dict)  # and the files of each

@@ -142,6 +142,8 @@ class Recipe(Settings):
     ablation: AblationSettings | None = None
     max_chars: int = 10_000_000  # per document; longer ones are dropped as too_large when read
     sample_per_reason: int = 20  # dropped documents per shard and reason whose full text is kept
+    # Share of documents that go through every stage, dropped or not, to count what each rule removes by itself.
+    removals_share: float = Field(default=1.0, ge=0, le=1)
     shard_bytes: int = 512_000_000  # Parquet files above it are split by row groups
 
     @model_validator(mode="after")

@@ -276,6 +276,7 @@ class _Runner:
                 schema=schema,
                 max_chars=self.plan.recipe.max_chars,
                 sample_per_reason=self.plan.recipe.sample_per_reason,
+                removals_share=self.plan.recipe.removals_share,
             )
             for shard, key in zip(self.plan.shards, segment.shards, strict=True)
             if not ledger_done(self.out, folder, shard, key)

@@ -24,12 +24,14 @@ import pyarrow.parquet as pq
 import xxhash
 from fsspec.implementations.local import LocalFileSystem
 
+from gristmill.pipelines.accounting import Accounting
 from gristmill.stages.documents import (
     BASE_FIELDS,
     MAX_BATCH_BYTES,
     MAX_BATCH_DOCUMENTS,
     REASONS,
     Batch,
+    Result,
     apply_decisions,
     slices,
 )
@@ -73,6 +75,7 @@ class ShardOrder:
     schema: pa.Schema  # of the documents kept
     max_chars: int
     sample_per_reason: int
+    removals_share: float = 0.0  # of documents that go through all stages for the count of removals
 
 
 @dataclass(frozen=True)
@@ -138,15 +141,19 @@ def run_shard(order: ShardOrder) -> dict[str, Any]:
     decisions = _decisions(order)
     books = [StageLedger(stage=step.key) for step in order.steps]
     dropped = _Dropped(order)
+    accounting = Accounting(order.steps, order.removals_share)
     met = 0
     target = parts_of(order.out, order.folder, "kept", order.shard, "parquet")
     with publish(target) as file, _writer(file, order.schema) as writer:
         for batch in _input(order, ledger):
             current = batch
+            read: list[Batch] = []
+            gone: list[Batch] = []
             for step, account in zip(order.steps, books, strict=True):
+                read.append(current)
                 started = time.perf_counter()
                 if step.is_gate:
-                    result, found = apply_decisions(step.stage, current, decisions)
+                    result, found = decided(step.stage, current, decisions)
                     met += found
                 else:
                     result = step.stage(current)
@@ -154,7 +161,9 @@ def run_shard(order: ShardOrder) -> dict[str, Any]:
                 count_measures(account, getattr(step.stage, "measures", ()), result.kept, result.dropped)
                 dropped.add(step.key, current, result.dropped)
                 account.seconds += time.perf_counter() - started
+                gone.append(result.dropped)
                 current = result.kept
+            accounting.add(read, gone, current)
             writer.add(_aligned(current, order.schema))
         if met != decisions.num_rows:
             raise ShardError(
@@ -165,6 +174,9 @@ def run_shard(order: ShardOrder) -> dict[str, Any]:
         ledger.check(f"{order.folder}/{order.shard.part} ({order.shard.label})")
         reached = ledger.stages[-1].kept.documents if ledger.stages else writer.rows
         assert writer.rows == reached, f"{writer.rows} documents written, {reached} booked"
+    ledger.removals = accounting.found
+    if accounting.problem:
+        ledger.problems.append(f"Left out of the count of removals: {accounting.problem}")
     dropped_path = parts_of(order.out, order.folder, "dropped", order.shard, "parquet")
     rows = dropped.write(dropped_path)
     folder = join(order.out, order.folder)
@@ -175,6 +187,13 @@ def run_shard(order: ShardOrder) -> dict[str, Any]:
     ledger.seconds = time.perf_counter() - begun
     publish_bytes(parts_of(order.out, order.folder, "ledger", order.shard, "json"), ledger.sealed())
     return ledger.model_dump()
+
+
+def decided(stage: Any, batch: Batch, decisions: pa.Table) -> tuple[Result, int]:
+    """What a global stage's decisions make of a batch, and how many of them met a document of it."""
+    apply = getattr(stage, "apply", None)
+    result, met = apply(batch, decisions) if apply is not None else apply_decisions(stage, batch, decisions)
+    return result, int(met)
 
 
 def _input(order: ShardOrder, ledger: ShardLedger) -> Iterator[Batch]:

@@ -281,6 +281,11 @@ def test_a_name_that_is_no_table(tmp_path):
         load_table(str(tmp_path / "none.yaml"))
 
 
+def test_a_table_is_of_datatroves_measures(table):
+    with pytest.raises(ValueError, match="not on those of the variant dolma"):
+        GopherRepetition(by_language=table, variant="dolma")
+
+
 def test_a_base_gives_the_languages_that_a_table_lacks(tmp_path):
     (tmp_path / "base.yaml").write_text("en: {min_doc_words: 7}\nde: {min_doc_words: 8}\n", "utf-8")
     (tmp_path / "t.yaml").write_text("base: base.yaml\nde: {min_doc_words: 9}\n", "utf-8")
