@@ -15,7 +15,7 @@ from numba import int64, njit
 
 from gristmill.stages.kernels.english import AT_PAGE, AT_TABLE, ENGLISH, PUNCTUATION, SENTENCE
 from gristmill.stages.kernels.english import SPACE as ENGLISH_SPACE
-from gristmill.stages.kernels.english_words import split_run
+from gristmill.stages.kernels.english_words import run_words
 from gristmill.stages.kernels.lines import ends_with_ellipsis, line_end, skip_space, trim_space
 from gristmill.stages.kernels.memory import (
     before,
@@ -442,8 +442,8 @@ def count_sentences(data, line_starts, line_ends, tables, out):  # type: ignore[
                 continue
             if behind - run > len(starts):
                 starts, ends = np.empty(behind - run, np.int32), np.empty(behind - run, np.int32)
-            words = split_run(
-                run, behind, 0, run, english, int64(starts.ctypes.data), int64(ends.ctypes.data), len(starts)
+            words = run_words(
+                run, behind, limit, 0, run, english, int64(starts.ctypes.data), int64(ends.ctypes.data), len(starts)
             )
             for w in range(words):
                 q, word_end = run + starts[w], run + ends[w]

@@ -354,7 +354,7 @@ def _restore_specials(first, n, base, english, starts, ends):  # type: ignore[no
 
 
 @inner
-def split_run(start, end, n, base, english, starts, ends, capacity):  # type: ignore[no-untyped-def]
+def _split_run(start, end, n, base, english, starts, ends, capacity):  # type: ignore[no-untyped-def]
     """Splits one run without white space, [start, end). Returns the new n. Suffixes wait at the arrays' far end."""
     first, top = n, capacity
     slot = _special(start, end, english)
@@ -398,21 +398,21 @@ def split_run(start, end, n, base, english, starts, ends, capacity):  # type: ig
 
 @inner
 def _letters_and_mark(start, end, n, base, english, starts, ends, capacity):  # type: ignore[no-untyped-def]
-    """`split_run` for ASCII letters and one mark at the end: most words before a comma or full stop."""
+    """`_split_run` for ASCII letters and one mark at the end: most words before a comma or full stop."""
     mark = peek8(end - 1)
     if mark == 46:
         leaves = _stop_leaves(start, end - 1, english)
     else:
         leaves = english_flags(english, mark) & SUFFIX
     if not leaves or _special(start, end, english) >= 0 or _special(start, end - 1, english) >= 0:
-        return split_run(start, end, n, base, english, starts, ends, capacity)
+        return _split_run(start, end, n, base, english, starts, ends, capacity)
     n = write_word(start, end - 1, n, base, starts, ends)
     return write_word(end - 1, end, n, base, starts, ends)
 
 
 @inner
 def _ascii_run(run, size, n, base, english, starts, ends, capacity):  # type: ignore[no-untyped-def]
-    """`split_run` for fewer than 32 bytes of ASCII, in a block that may be read whole. Returns the new n."""
+    """`_split_run` for fewer than 32 bytes of ASCII, in a block that may be read whole. Returns the new n."""
     every = (1 << size) - 1
     marks = every & ~_letter32(run)
     if size <= 1:
@@ -426,7 +426,15 @@ def _ascii_run(run, size, n, base, english, starts, ends, capacity):  # type: ig
         return _letters_and_mark(run, run + size, n, base, english, starts, ends, capacity)
     if marks == every and marks == every & _digit32(run):
         return write_word(run, run + size, n, base, starts, ends)
-    return split_run(run, run + size, n, base, english, starts, ends, capacity)
+    return _split_run(run, run + size, n, base, english, starts, ends, capacity)
+
+
+@inner
+def run_words(run, end, limit, n, base, english, starts, ends, capacity):  # type: ignore[no-untyped-def]
+    """Splits one run without white space, [run, end), of a text that may be read up to `limit`. Returns the new n."""
+    if run + 32 <= limit and lowest_bit(_run_ends32(run) | 1 << 32) >= end - run and end - run < 32:
+        return _ascii_run(run, end - run, n, base, english, starts, ends, capacity)
+    return _split_run(run, end, n, base, english, starts, ends, capacity)
 
 
 @njit(nogil=True, cache=True)
@@ -471,7 +479,7 @@ def english_words(data, offsets, first, last, tables, starts, ends, counts):  # 
                 kinds |= k
             if p > run:
                 if kinds & KIND_OTHER or (kinds & KIND_DIGIT and kind != KIND_DIGIT):
-                    n = split_run(run, p, n, base, english, first_start, first_end, capacity)
+                    n = _split_run(run, p, n, base, english, first_start, first_end, capacity)
                 else:
                     slot = _special(run, p, english) if kinds & KIND_LETTER else -1
                     if slot < 0:

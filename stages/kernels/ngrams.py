@@ -24,14 +24,13 @@ from gristmill.stages.kernels.memory import (
     flags_of,
     inner,
     peek8,
-    peek16,
     peek32,
     peek64,
     point_at,
     poke8,
     poke64,
 )
-from gristmill.stages.kernels.unicode import ALPHA, PUNCTUATION, TABLES
+from gristmill.stages.kernels.unicode import ALPHA, ASCII_CLASS, PUNCTUATION, TABLES
 
 # Columns of `word_measures`.
 WORDS = 0
@@ -62,7 +61,15 @@ _BEGINNING = 12  # bytes of an n-gram that must come again
 SPARE = 16  # bytes behind the joined words that may be read and written
 _BITS = 5  # 2**5 bits for each word at least
 
-_letter16 = byte_class(16, (ord("a"), ord("z")), ignore_case=True)
+
+def _ascii_ranges(flag: int) -> list[tuple[int, int]]:
+    """The ranges of ASCII characters of a class, both ends included."""
+    members = np.flatnonzero(ASCII_CLASS[:128] & flag)
+    return [(int(part[0]), int(part[-1])) for part in np.split(members, np.flatnonzero(np.diff(members) > 1) + 1)]
+
+
+_alpha16 = byte_class(16, *_ascii_ranges(ALPHA))
+_punctuation16 = byte_class(16, *_ascii_ranges(PUNCTUATION))
 _wide16 = byte_class(16, (0x80, 0xFF))
 
 
@@ -76,7 +83,7 @@ def word_hash(word: bytes) -> int:
 
 def stop_table(words: tuple[str, ...]) -> np.ndarray:
     """Stop words -> (slots,) uint64: their hashes by linear probing, 0 in empty slots. At most 4,096 words."""
-    slots = 16
+    slots = 256  # few words meet a slot that is taken
     while slots < 4 * len(words):
         slots *= 2
     table = np.zeros(slots, np.uint64)
@@ -112,7 +119,7 @@ def _short_hash(p, size):  # type: ignore[no-untyped-def]
 
 @inner
 def _any_word(p, end, page, table):  # type: ignore[no-untyped-def]
-    """The word [p, end) -> (hash, power, characters, flags that any of them has, flags that all have)."""
+    """The word [p, end) -> (hash, power, characters, whether any is alphabetic, whether all are punctuation)."""
     h, power = uint64(0), uint64(1)
     n = any_flags = 0
     all_flags = 0xFFFF
@@ -126,19 +133,7 @@ def _any_word(p, end, page, table):  # type: ignore[no-untyped-def]
         any_flags |= flags
         all_flags &= flags
         n += 1
-    return h, power, n, any_flags, all_flags
-
-
-@inner
-def _ascii_flags(p, end, table):  # type: ignore[no-untyped-def]
-    """ASCII [p, end) -> (flags that any character has, flags that all have)."""
-    any_flags = 0
-    all_flags = 0xFFFF
-    for q in range(p, end):
-        flags = peek16(table + 2 * peek8(q))
-        any_flags |= flags
-        all_flags &= flags
-    return any_flags, all_flags
+    return h, power, n, any_flags & ALPHA != 0, all_flags & PUNCTUATION != 0
 
 
 @njit(nogil=True, cache=True)
@@ -172,19 +167,15 @@ def word_measures(  # type: ignore[no-untyped-def]
                 h, power, n = _short_hash(p, size), _POWERS[size], size
                 poke64(to + at, peek64(p))
                 poke64(to + at + 8, peek64(p + 8))
-                any_flags, all_flags = ALPHA, 0
-                if not _letter16(p) & every:
-                    any_flags, all_flags = _ascii_flags(p, end, table)
+                alpha, symbol = _alpha16(p) & every != 0, _punctuation16(p) & every == every
             else:
-                h, power, n, any_flags, all_flags = _any_word(p, end, page, table)
+                h, power, n, alpha, symbol = _any_word(p, end, page, table)
                 for i in range(size):
                     poke8(to + at + i, peek8(p + i))
             at += size
-            if any_flags & ALPHA:
-                alphas += 1
-            if not all_flags & PUNCTUATION:
-                non_symbols += 1
-                length += n
+            alphas += alpha
+            non_symbols += not symbol
+            length += 0 if symbol else n
             slot = int64(h ^ (h >> uint64(29))) & mask
             while stops[slot] != uint64(0):
                 if stops[slot] == h:
