@@ -195,27 +195,27 @@ def word_measures(  # type: ignore[no-untyped-def]
 
 
 @inner
-def _coming_again(places, bits, slots, candidates):  # type: ignore[no-untyped-def]
-    """Fills `candidates` with those of 0..places-1 whose bit another has as well, and returns their number.
+def _mark(slots, n, bits):  # type: ignore[no-untyped-def]
+    """Sets the bits slots[:n] and returns how many were set before.
 
-    slots (places,) uint32: the bit of each; bits (m, 2) uint64, zeros: those seen, and those seen again.
+    slots (n,) uint32: places of bits; bits (m, 2) uint64, zeros: those set, and those set again.
     """
     meetings = 0
-    for i in range(places):
+    for i in range(n):
         place = uint64(slots[i])
         block, bit = place >> uint64(6), uint64(1) << (place & uint64(63))
         met = bits[block, 0] & bit
         bits[block, 1] |= met
         bits[block, 0] |= bit
         meetings += met != uint64(0)
-    if not meetings:
-        return 0
-    n = 0
-    for i in range(places):
-        place = uint64(slots[i])
-        candidates[n] = i
-        n += int64((bits[place >> uint64(6), 1] >> (place & uint64(63))) & uint64(1))
-    return n
+    return meetings
+
+
+@inner
+def _again(slot, bits):  # type: ignore[no-untyped-def]
+    """1 if the bit was set again, else 0."""
+    place = uint64(slot)
+    return int64((bits[place >> uint64(6), 1] >> (place & uint64(63))) & uint64(1))
 
 
 @inner
@@ -240,7 +240,11 @@ def _top_ngrams(hashes, chars, begin, words, grams, keys, counts, left, bits, sl
     bits[:blocks] = 0
     for i in range(words - 1):
         slots[i] = ((grams[i] * _P + grams[i + 1]) * _K) >> shift
-    candidates = _coming_again(words - 1, bits, slots, left)
+    candidates = 0
+    if _mark(slots, words - 1, bits):
+        for i in range(words - 1):
+            left[candidates] = i
+            candidates += _again(slots[i], bits)
     for n in range(2, 5):
         if words < n:
             break
@@ -298,52 +302,59 @@ def _duplicate_ngrams(  # type: ignore[no-untyped-def]
         p = text + places[begin + i]
         h = (peek64(p) ^ (uint64(peek32(p + 8)) * _P)) * _K
         slots[i] = ((h ^ (h >> uint64(32))) * _K) >> shift
-    for i in range(words - 4):
-        place = uint64(slots[i])
-        block, bit = place >> uint64(6), uint64(1) << (place & uint64(63))
-        bits[block, 1] |= bits[block, 0] & bit
-        bits[block, 0] |= bit
+    _mark(slots, words - 4, bits)
     candidates = 0
     for i in range(words - 4):
-        place = uint64(slots[i])
-        again = int64((bits[place >> uint64(6), 1] >> (place & uint64(63))) & uint64(1))
         short = int64(places[begin + i + 5] - places[begin + i] < _BEGINNING)
         left[candidates] = i
-        candidates += again | short
-    if candidates < 2:
-        return
-    size = 16
-    while size < 2 * candidates:
-        size *= 2
-    mask = uint64(size - 1)
+        candidates += _again(slots[i], bits) | short
     for t in range(candidates):
         i = begin + left[t]
         h = hashes[i]
-        for k in range(i + 1, i + 5):
+        for k in range(i + 1, i + 4):
             h = h * powers[k] + hashes[k]
         grams[t] = h
+    blocks, shift = _bitmap_size(candidates)
     for n in range(5, 11):
-        keys[:size] = 0
-        repeated, free = int64(0), int64(0)  # no n-gram that begins before `free` counts
+        while candidates and left[candidates - 1] + n > words:
+            candidates -= 1
+        bits[:blocks] = 0
         for t in range(candidates):
-            i = int64(left[t])
-            if i + n > words:
-                break
-            if n > 5:
-                grams[t] = grams[t] * powers[begin + i + n - 1] + hashes[begin + i + n - 1]
-            if i < free:
-                continue
-            h = grams[t] if grams[t] else uint64(1)  # 0 stands for an empty slot
-            slot = (h ^ (h >> uint64(32))) & mask
-            while keys[slot] != uint64(0) and keys[slot] != h:
-                slot = (slot + uint64(1)) & mask
-            if keys[slot] == h:
-                for j in range(begin + i, begin + i + n):
-                    repeated += chars[j]
-                free = i + n
-            else:
-                keys[slot] = h
-        row[DUPLICATE_5 + n - 5] = repeated
+            last = begin + left[t] + n - 1
+            h = grams[t] * powers[last] + hashes[last]
+            grams[t] = h
+            slots[t] = ((h ^ (h >> uint64(32))) * _K) >> shift
+        meetings = _mark(slots, candidates, bits)
+        if meetings:
+            row[DUPLICATE_5 + n - 5] = _repeated_chars(
+                chars, begin, left, candidates, n, meetings, grams, bits, keys, slots
+            )
+
+
+@inner
+def _repeated_chars(chars, begin, left, candidates, n, meetings, grams, bits, keys, slots):  # type: ignore[no-untyped-def]
+    """The walk of `_duplicate_ngrams` over the n-grams whose bit was met again: only these can be repeated."""
+    size = 16
+    while size < 4 * meetings:
+        size *= 2
+    mask = uint64(size - 1)
+    keys[:size] = 0
+    repeated, free = int64(0), int64(0)  # no n-gram that begins before `free` counts
+    for t in range(candidates):
+        i = int64(left[t])
+        if i < free or not _again(slots[t], bits):
+            continue
+        h = grams[t] if grams[t] else uint64(1)  # 0 stands for an empty slot
+        slot = (h ^ (h >> uint64(32))) & mask
+        while keys[slot] != uint64(0) and keys[slot] != h:
+            slot = (slot + uint64(1)) & mask
+        if keys[slot] == h:
+            for j in range(begin + i, begin + i + n):
+                repeated += chars[j]
+            free = i + n
+        else:
+            keys[slot] = h
+    return repeated
 
 
 @njit(nogil=True, cache=True)

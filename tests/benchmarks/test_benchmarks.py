@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 KEYS = ["bench", "value", "unit", "peer", "peer_value", "ratio"]
 MODULES = "argparse asyncio collections csv datetime decimal difflib email enum fractions inspect io logging os".split()
 TINY = {
-    "rules": "--mb 0.05 --peer-mb 0.02 --rounds 1",
+    "rules": "--mb 0.05 --peer-mb 0.02 --rounds 1 --list-entries 2000 --urls 500",
     "dedupe": "--mb 0.05 --peer-mb 0.02 --rounds 1 --documents 2000 --skip datatrove",
     "models": "--mb 0.03 --rounds 1 --order 2 --prune 0 --buckets 1000",
     "tokens": "--mb 0.05 --vocab 400 --rounds 1 --skip datatrove",
@@ -26,7 +26,14 @@ TINY = {
     "train": "--shape 1m --dtype float32 --threads 1 --batch 1 --seq-len 32 --steps 1 --rounds 1",
 }
 FIGURES = {  # name -> the peers that must be beside it
-    "rules": {"rules.all": {None}, "rules.chain": {"datatrove"}},
+    "rules": {
+        "rules.all": {None},
+        "rules.chain_all": {None},
+        "rules.chain": {"datatrove"},
+        "rules.language": {"datatrove"},
+        "rules.url": {"datatrove"},
+        "rules.url_memory": {"datatrove"},
+    },
     "dedupe": {
         "dedupe.signatures": {"datasketch"},
         "dedupe.cluster_2000_s": {None},
