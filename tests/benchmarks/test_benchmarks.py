@@ -98,6 +98,38 @@ def test_runs_on_a_tiny_input_and_prints_one_line_of_json_a_figure_and_peer(name
         assert all(skipped not in found for found in peers.values())
 
 
+def test_decisions_are_compared_on_english_documents(corpus: Path) -> None:
+    done = run("rules", "--corpus", str(corpus), "--json", "--differences", "--documents", "12", "--max-bytes", "4000")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["documents"] == 12
+    assert found["differences"] == {"gopher_repetition": [], "gopher_quality": [], "c4": [], "fineweb": []}
+    assert "12 English documents" in done.stderr
+
+
+def test_a_difference_names_both_reasons_and_what_is_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    of = importlib.import_module("rules_chain")
+    text = "These are the words of a line that ends here.\n" + "\n".join(
+        f"Line {i} of the text is it." for i in range(9)
+    )
+    monkeypatch.setitem(of.STAGES, "gopher_quality", of.GopherQuality(min_words=1000))
+    monkeypatch.setitem(of.STAGES, "c4", of.C4(require_end_punctuation=False, min_words_per_line=8))
+    found = of.differences([text])
+    (row,) = found["gopher_quality"]
+    assert (row["ours"], row["datatrove"], row["why"]) == (["too_few_words"], None, "the words are equal")
+    assert row["measures"]["gopher_quality.words"] < 1000
+    assert [row["ours"] for row in found["c4"]] == [["too_few_sentences"]]
+    assert found["fineweb"] == found["gopher_repetition"] == []
+
+
+def test_a_dolma_that_cannot_be_run_is_an_error(corpus: Path) -> None:
+    for python, said in (("/no/python", "cannot be run"), ("/bin/true", "ended. Does it have dolma?")):
+        done = run("rules", "--corpus", str(corpus), *TINY["rules"].split(), "--dolma-python", python)
+        assert done.returncode != 0
+        assert said in done.stderr
+
+
 @pytest.fixture
 def common(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
