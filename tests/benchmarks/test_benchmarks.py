@@ -111,10 +111,11 @@ def test_a_difference_names_both_reasons_and_what_is_behind_it(monkeypatch: pyte
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     of = importlib.import_module("rules_chain")
     text = "These are the words of a line that ends here.\n" + "\n".join(
-        f"Line {i} of the text is it." for i in range(9)
+        f"Chapter {word} of the description continues with several other sentences."
+        for word in "one two three four five six seven eight nine".split()
     )
     monkeypatch.setitem(of.STAGES, "gopher_quality", of.GopherQuality(min_words=1000))
-    monkeypatch.setitem(of.STAGES, "c4", of.C4(require_end_punctuation=False, min_words_per_line=8))
+    monkeypatch.setitem(of.STAGES, "c4", of.C4(require_end_punctuation=False, min_words_per_line=20))
     found = of.differences([text])
     (row,) = found["gopher_quality"]
     assert (row["ours"], row["datatrove"], row["why"]) == (["too_few_words"], None, "the words are equal")
