@@ -36,6 +36,7 @@ from ruamel.yaml.error import YAMLError
 from gristmill.stages import shards
 from gristmill.stages.documents import BASE_FIELDS, REASONS
 from gristmill.stages.ledger import Amount, Histogram, ShardLedger, StageLedger
+from gristmill.stages.removals import Removals
 
 SEGMENT = re.compile(r"\d\d+-.+")
 TOKENS = "tokens"  # the folder of token shards; its ledgers read like those of a segment
@@ -83,6 +84,7 @@ class _Books:
     segment_of: dict[str, str] = field(default_factory=dict)
     shards: list[ShardSummary] = field(default_factory=list)
     versions: dict[str, set[str]] = field(default_factory=dict)
+    removals: dict[str, dict[str, Removals]] = field(default_factory=dict)  # segment -> source
 
 
 class Run:
@@ -148,6 +150,14 @@ class Run:
     def open_parquet(self, name: str) -> pq.ParquetFile:
         """A Parquet file of the run."""
         return pq.ParquetFile(shards.join(self._root, name), filesystem=self._arrow_fs)
+
+    def arrow_table(self, name: str) -> pa.Table:
+        """An Arrow IPC file of the run; mapped, not read, where it lies on a local disk."""
+        inner = shards.join(self._root, name)
+        if "file" in getattr(self._fs, "protocol", ()):
+            return pa.ipc.open_file(pa.memory_map(inner)).read_all()
+        with self._fs.open(inner, "rb") as file:
+            return pa.ipc.open_file(pa.PythonFile(file, "r")).read_all()
 
     def arrow_column(self, name: str, column: str) -> pa.ChunkedArray:
         """One column of an Arrow IPC file of the run."""
@@ -222,6 +232,9 @@ class Run:
                 of_source = books.by_source.setdefault(ledger.source, {})
                 for total in (sums, of_source):
                     total[label] = total[label].merge(stage) if label in total else stage
+            if ledger.removals is not None:
+                parts = books.removals.setdefault(segment, {})
+                parts[ledger.source] = parts.get(ledger.source, Removals()).merge(ledger.removals)
             for name, version in ledger.versions.items():
                 books.versions.setdefault(name, set()).add(version)
             books.shards.append(_summary(segment, ledger))
@@ -247,6 +260,11 @@ class Run:
     def sources(self) -> tuple[str, ...]:
         """Names of the sources that have ledgers, in the order of their first shard."""
         return tuple(self._books.by_source)
+
+    @property
+    def removals(self) -> dict[str, dict[str, Removals]]:
+        """Segment -> source -> what each rule removes, whatever the order of the stages."""
+        return self._books.removals
 
     @property
     def shards(self) -> list[ShardSummary]:

@@ -54,10 +54,8 @@ class Plan:
 
 def make_plan(recipe: Recipe, shards: Sequence[Shard]) -> Plan:
     """Recipe and listing -> every piece with its key."""
-    keys = [
-        hash_of("read", shard.model_dump(exclude={"index", "path"}), recipe.max_chars, recipe.sample_per_reason)
-        for shard in shards
-    ]
+    limits = (recipe.max_chars, recipe.sample_per_reason, recipe.removals_share)
+    keys = [hash_of("read", shard.model_dump(exclude={"index", "path"}), *limits) for shard in shards]
     model_keys: dict[str, str] = {}
     plans: list[SegmentPlan] = []
     for segment in segments(recipe):

@@ -41,9 +41,11 @@ from gristmill.stages.extract import Extract
 from gristmill.stages.fineweb import FineWeb
 from gristmill.stages.gopher import GopherQuality, GopherRepetition
 from gristmill.stages.language import Language
+from gristmill.stages.lines_across import LinesAcross
 from gristmill.stages.minhash import MinHash
 from gristmill.stages.models import FastText, KenLM
 from gristmill.stages.normalize import Normalize
+from gristmill.stages.paragraphs import Paragraphs
 from gristmill.stages.perplexity import Perplexity
 from gristmill.stages.pii import Pii
 from gristmill.stages.readers_common import READ_FIELDS
@@ -68,6 +70,8 @@ STAGES: dict[str, Any] = {
     "classifier": Classifier,
     "exact": Exact,
     "minhash": MinHash,
+    "paragraphs": Paragraphs,
+    "lines_across": LinesAcross,
     "pii": Pii,
 }
 MODELS: dict[str, Any] = {"kenlm": KenLM, "fasttext": FastText}
@@ -142,6 +146,8 @@ class Recipe(Settings):
     ablation: AblationSettings | None = None
     max_chars: int = 10_000_000  # per document; longer ones are dropped as too_large when read
     sample_per_reason: int = 20  # dropped documents per shard and reason whose full text is kept
+    # Share of documents that go through every stage, dropped or not, to count what each rule removes by itself.
+    removals_share: float = Field(default=1.0, ge=0, le=1)
     shard_bytes: int = 512_000_000  # Parquet files above it are split by row groups
 
     @model_validator(mode="after")

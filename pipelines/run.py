@@ -259,7 +259,7 @@ class _Runner:
             lambda card: {"documents": card["rows"], "bytes_": card["bytes"]},
         )
         keys = tuple(segment.sign[shard.index] for shard in signed)
-        cluster = work.ClusterOrder(self.out, folder, tuple(signed), keys, str(segment.cluster), gate.stage)
+        cluster = work.ClusterOrder(self.out, folder, tuple(signed), keys, str(segment.cluster), gate.stage, upstream)
         self._work(f"{folder} cluster", work.run_cluster, [cluster], [f"{folder}/cluster"], _documents)
 
     def _shards(self, segment: SegmentPlan, upstream: str | None) -> None:
@@ -276,6 +276,7 @@ class _Runner:
                 schema=schema,
                 max_chars=self.plan.recipe.max_chars,
                 sample_per_reason=self.plan.recipe.sample_per_reason,
+                removals_share=self.plan.recipe.removals_share,
             )
             for shard, key in zip(self.plan.shards, segment.shards, strict=True)
             if not ledger_done(self.out, folder, shard, key)

@@ -62,9 +62,11 @@ def status_table(rows: Sequence[SegmentStatus]) -> Table:
     return table
 
 
-def plain_table(title: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Rows of plain data; the first column to the left, numbers to the right."""
-    table = _table(title, columns[:1], columns[1:])
+def plain_table(title: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]], names: int = 1) -> Table:
+    """Rows of plain data; the first `names` columns to the left and never cut short, numbers to the right."""
+    table = _table(title, columns[:names], columns[names:])
+    for column in table.columns[:names]:
+        column.overflow = "fold"
     for row in rows:
         table.add_row(*(_cell(row.get(name)) for name in columns))
     return table

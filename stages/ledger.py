@@ -21,6 +21,7 @@ import xxhash
 from pydantic import BaseModel, ConfigDict, Field
 
 from gristmill.stages.documents import Batch, Measure, column
+from gristmill.stages.removals import Removals
 
 
 class LedgerError(ValueError):
@@ -170,6 +171,7 @@ class ShardLedger(_Sums):
     source: str
     input: str  # path, and range where the file was split
     stages: list[StageLedger] = Field(default_factory=list)
+    removals: Removals | None = None  # what each rule removes, whatever the order of the stages
     files: list[FileRecord] = Field(default_factory=list)
     problems: list[str] = Field(default_factory=list)  # the first few records that failed: where and why
     seconds: float = 0.0
@@ -189,9 +191,8 @@ class ShardLedger(_Sums):
 
     def sealed(self) -> bytes:
         """The bytes to publish, with the digest set."""
-        return orjson.dumps(
-            {**self.model_dump(exclude={"digest"}), "digest": self._digest()}, option=orjson.OPT_INDENT_2
-        )
+        body = self.model_dump(exclude={"digest"}, exclude_none=True)
+        return orjson.dumps({**body, "digest": self._digest()}, option=orjson.OPT_INDENT_2)
 
     @classmethod
     def opened(cls, data: bytes, where: str) -> ShardLedger:
@@ -208,7 +209,7 @@ class ShardLedger(_Sums):
         return ledger
 
     def _digest(self) -> str:
-        body = self.model_dump(exclude={"digest"})
+        body = self.model_dump(exclude={"digest"}, exclude_none=True)
         return xxhash.xxh3_128_hexdigest(orjson.dumps(body, option=orjson.OPT_SORT_KEYS))
 
 

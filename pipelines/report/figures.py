@@ -16,6 +16,7 @@ import numpy as np
 
 from gristmill.pipelines.inspect import spread
 from gristmill.pipelines.open_run import HELD_OUT, INPUT, TOKENS, FunnelRow, Run, funnel, share
+from gristmill.pipelines.removed import languages_of, left_out, removed
 from gristmill.pipelines.report.ablation import ablation
 from gristmill.pipelines.report.charts import bin_positions, value_scale
 from gristmill.pipelines.report.dedupe import duplicates
@@ -49,6 +50,7 @@ def page_data(run: Run, stages: Mapping[str, type]) -> dict[str, Any]:
         },
         "sources": list(run.sources),
         "reasons": _reasons(run),
+        "removals": _removals(run),
         "measures": _measures(run, rules),
         "samples": samples.documents,
         "samples_left_out": samples.left_out,
@@ -143,6 +145,32 @@ def _reasons(run: Run) -> list[dict[str, Any]]:
                     }
                 )
     return out
+
+
+def _removals(run: Run) -> dict[str, Any]:
+    """Rows [segment, stage, reason, source, language, documents, chars, only_documents, only_chars], and what came in,
+    [segment, source, language, documents, chars]; `overall` is the table that the page begins with."""
+    parts = [(segment, source, found) for segment, of in run.removals.items() for source, found in of.items()]
+    rows = [
+        [segment, stage, reason, source, language, *count.model_dump().values()]
+        for segment, source, found in parts
+        for stage, reasons in found.rules.items()
+        for reason, by_language in reasons.items()
+        for language, count in by_language.items()
+    ]
+    came_in = [
+        [segment, source, language, count.documents, count.chars]
+        for segment, source, found in parts
+        for language, count in found.came_in.items()
+    ]
+    return {
+        "rows": rows,
+        "came_in": came_in,
+        "languages": [name for name in languages_of(run) if name],
+        "overall": [asdict(row) for row in removed(run)] if came_in else [],
+        "left_out": left_out(run),
+        "share": run.recipe.get("removals_share", 1.0),
+    }
 
 
 def _measures(run: Run, rules: Mapping[str, StageRules]) -> list[dict[str, Any]]:
@@ -241,6 +269,7 @@ def _cluster(run: Run, segment: str, card: Mapping[str, Any]) -> dict[str, Any]:
         "matrix": removed.matrix,
         "pairs": removed.pairs,
         "skipped": removed.skipped,
+        "audit": run.json(f"{segment}/audit.json"),
     }
 
 

@@ -54,6 +54,43 @@
   }
   document.querySelectorAll("table.sortable").forEach(sortable);
 
+  // What each rule removes, of one source and language.
+
+  function removals() {
+    const table = $("removals-table");
+    if (!table) return;
+    const source = $("removals-source"), language = $("removals-language");
+    const whole = (rows, at) => {
+      const sums = new Map();
+      for (const row of rows) {
+        const [from, of] = row.slice(at, at + 2);
+        if ((source.value && from !== source.value) || (language && language.value && of !== language.value)) continue;
+        const key = JSON.stringify(row.slice(0, at));
+        const sum = sums.get(key) || row.slice(at + 2).map(() => 0);
+        sums.set(key, sum.map((value, i) => value + row[at + 2 + i]));
+      }
+      return sums;
+    };
+    const cell = (value, text) => make("td", { class: "num", "data-v": value }, text);
+    const draw = () => {
+      const cameIn = whole(data.removals.came_in, 1);
+      const rows = [...whole(data.removals.rows, 3)].filter((pair) => pair[1][0] > 0);
+      table.tBodies[0].replaceChildren(...rows.sort((a, b) => b[1][0] - a[1][0]).map(([key, sum]) => {
+        const [segment, stage, reason] = JSON.parse(key);
+        const [documents, chars, only] = sum;
+        const [ofDocuments, ofChars] = cameIn.get(JSON.stringify([segment])) || [1, 1];
+        const part = documents / (ofDocuments || 1), charPart = chars / (ofChars || 1);
+        return make("tr", null,
+          make("td", null, words(stage)), make("th", { scope: "row" }, words(reason)), cell(documents, number(documents)),
+          cell(part, percent(part)), cell(only, number(only)), cell(documents - only, number(documents - only)),
+          cell(chars, number(chars)), cell(charPart, percent(charPart)));
+      }));
+    };
+    source.addEventListener("change", draw);
+    if (language) language.addEventListener("change", draw);
+  }
+  removals();
+
   // Funnel of one source.
 
   function bar(parts, label) {

@@ -30,7 +30,8 @@ from gristmill.stages.documents import (
     log_edges,
     with_columns,
 )
-from gristmill.stages.ledger import Amount, FileRecord, ShardLedger, StageLedger, amount, book, count_measures
+from gristmill.stages.ledger import Amount, FileRecord, ShardLedger, StageLedger, amount, book, count_measures, sizes
+from gristmill.stages.removals import Removals, tally
 from gristmill.stages.shards import checksum
 
 HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script> <!-- & \u2028"
@@ -289,6 +290,7 @@ class FakeRun:
             source=source,
             input=f"in/{shard}.jsonl.gz",
             stages=books,
+            removals=self._removals(kept, dropped),
             files=files,
             problems=problems,
             seconds=sum(b.seconds for b in books),
@@ -297,6 +299,17 @@ class FakeRun:
         )
         ledger.check(f"{segment}, shard {shard}")
         (folder / segment / "ledger" / f"part-{shard:05d}.json").write_bytes(ledger.sealed())
+
+    def _removals(self, kept: Batch, dropped: Sequence[tuple[str, Batch]]) -> Removals:
+        """As if no dropped document broke a rule of a later stage."""
+        out = Removals()
+        for stage, batch in (("", kept), *dropped):
+            reasons = batch["reasons"].to_pylist() if stage else []
+            names = dict.fromkeys(name for of_document in reasons for name in of_document)
+            fails = {(stage, name): np.array([name in r for r in reasons], bool) for name in names}
+            language = batch["language"].to_pylist() if "language" in batch.schema.names else [None] * batch.num_rows
+            out = out.merge(tally(fails, sizes(batch)[0], language))
+        return out
 
     def _dropped(self, stage: str, batch: Batch) -> pa.Table:
         measures = [n for n in batch.schema.names if "." in n or n == "language_score"]

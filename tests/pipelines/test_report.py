@@ -8,6 +8,7 @@ import json
 import os
 import re
 import sys
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -711,6 +712,16 @@ def test_the_page_works_in_chromium(watch, folder, page, tmp_path):
     assert booked == sorted(booked, reverse=True)
     tab.check("#log-counts")
     assert tab.locator(".histogram .linear").first.is_hidden()
+
+    # what each rule removes, of one source and language, counted again from the files
+    gone = ds.dataset(folder / "01-extract/dropped").to_table(columns=["source", "language", "reasons"]).to_pylist()
+    few = Counter((r["source"], r["language"]) for r in gone if "too_few_words" in r["reasons"])
+    (source, language), count = few.most_common(1)[0]
+    tab.select_option("#removals-source", source)
+    tab.select_option("#removals-language", language)
+    row = tab.locator("#removals-table tr", has_text="too few words")
+    assert row.locator("td").nth(1).inner_text() == str(count)
+    assert count < sum(few.values())
 
     assert tab.title() == "fake · Gristmill report"
     assert tab.evaluate("document.querySelectorAll('img').length") == 0
