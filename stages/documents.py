@@ -165,6 +165,9 @@ class GlobalStage(Protocol):
     A stage that is global with some settings only says so by a property `is_global`. One of which `sign` depends on
     few of the settings names them in `signs_with`: a change of the others signs nothing again. Tables are taken one
     after the other, so that `cluster` may make each when it is asked for.
+
+    A stage that edits documents by what it decided has `apply(batch, decisions) -> (Result, rows met)` of its own
+    instead of the join, and its decisions have the columns that it likes beside `doc_id`.
     """
 
     name: ClassVar[str]
