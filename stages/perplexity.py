@@ -77,7 +77,7 @@ class LanguageModel:
         lines, document = lines_of(texts)
         pieces = Pieces(lines)
         sums = score_lines(self.table, self.order, pieces)
-        predicted = np.bincount(document, pieces.pieces + pieces.lines, len(texts))
+        predicted = np.bincount(document, pieces.pieces + pieces.lines, len(texts)).astype(np.float64)
         predicted[predicted == 0] = np.nan
         documents = 10.0 ** (-np.bincount(document, sums, len(texts)) / predicted)
         return documents, Paragraphs(len(texts), lines, document, perplexity_of(sums, pieces))

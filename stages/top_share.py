@@ -10,8 +10,8 @@ their order have a say: documents that are equal in all of these are the same te
 
 Memory does not grow with the number of documents. The score is found by histograms of the bits of its float64, 13 at a
 time, in five passes over the mapped signature files: bits of floats that are not negative sort as the floats do. Of the
-documents that have this score the last one that stays is found by a quickselect that reads the files again and holds
-at most HELD keys.
+documents that have this score the last one that stays is found by sorting them, or, where they are more than HELD, by
+a quickselect that reads the files again.
 
 Signatures: doc_id string, source string, text_hash fixed_size_binary(16), score float64 (0 and above, or NaN), and
 `language` string where the cut is by language.
@@ -19,10 +19,12 @@ Signatures: doc_id string, source string, text_hash fixed_size_binary(16), score
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -33,6 +35,7 @@ By = Literal["source", "language"]
 
 DIGIT = 13  # bits of one histogram; five of them are more than 64
 BINS = 1 << DIGIT
+READ = 1 << 16  # rows at a time
 HELD = 1 << 20  # keys of equal score that are sorted in memory
 SAMPLED = 4_096  # keys among which a pass of the quickselect looks for its two pivots
 MARGIN = 200  # of them on each side of the place looked for: three standard deviations
@@ -97,34 +100,28 @@ def find_cuts(tables: Sequence[pa.Table], share: float, by: By | None) -> Cuts:
     keys, stay, equal = _lowest_keys(rows, names, wanted)
     cuts = Cuts(by, {})
     for g, name in enumerate(names):
-        cut = Cut(int(counts[g]), int(wanted[g]), int(missing[g]), int(keys[g]), int(equal[g]), int(stay[g]))
-        if cut.at_key > cut.at_key_in_top:
-            tied = _tied(rows, name, keys[g])
-            cut.last, cut.spare = nth_smallest(tied, cut.at_key, cut.at_key_in_top)
-        cuts.groups[name] = cut
+        cuts.groups[name] = Cut(*(int(of[g]) for of in (counts, wanted, missing, keys, equal, stay)))
+    _settle_ties(rows, cuts)
     return cuts
 
 
 def in_top(table: pa.Table, cuts: Cuts) -> np.ndarray:
     """(n,) bool: the documents that stay. To be asked once for each table, in order: copies are counted off."""
     parts = [np.zeros(0, bool)]
-    for batch in table.to_batches():
+    for batch in _batches(table):
         names, codes = _groups(batch, cuts.by)
         keys = order_keys(batch["score"].to_numpy())
         lowest = np.array([cuts.groups[name].key for name in names], np.uint64)[codes]
         stays = keys >= lowest
-        for code, name in enumerate(names):
-            cut = cuts.groups[name]
-            if cut.last is not None:
-                rows = np.flatnonzero((codes == code) & (keys == lowest))
-                stays[rows] = _tied_in_top(batch.take(pa.array(rows)), cut)
+        for name, rows, tied in _tied_of(batch, names, codes, keys == lowest):
+            if cuts.groups[name].last is not None:
+                stays[rows] = _tied_in_top(tied, cuts.groups[name])
         parts.append(stays)
     return np.concatenate(parts)
 
 
-def _tied_in_top(tied: pa.RecordBatch, cut: Cut) -> np.ndarray:
+def _tied_in_top(keys: pa.Array, cut: Cut) -> np.ndarray:
     """(m,) bool: which of the documents of the lowest score stay."""
-    keys = tie_keys(tied)
     last = pa.scalar(cut.last, keys.type)
     stays = _bool(pc.less(keys, last))
     copies = np.flatnonzero(_bool(pc.equal(keys, last)))[: cut.spare]
@@ -139,20 +136,22 @@ class _Rows:
     def __init__(self, tables: Sequence[pa.Table], by: By | None) -> None:
         self.tables, self.by = tables, by
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
+    def batches(self, *columns: str) -> Iterator[pa.RecordBatch]:
+        """Without column names, all columns."""
+        grouped = () if self.by is None else (self.by,)
         for table in self.tables:
-            yield from table.to_batches()
+            yield from _batches(table.select([*columns, *grouped]) if columns else table)
 
     def count(self) -> tuple[list[str], np.ndarray, np.ndarray]:
         """-> names of the groups in order, documents of each (g,) int64, those of them without a score (g,) int64."""
         found: dict[str, np.ndarray] = {}
-        for batch in self.batches():
+        for batch in self.batches("score"):
             names, codes = _groups(batch, self.by)
             missing = np.isnan(batch["score"].to_numpy())
+            every, without = (np.bincount(of, minlength=len(names)) for of in (codes, codes[missing]))
             for code, name in enumerate(names):
-                here = codes == code
                 sums = found.setdefault(name, np.zeros(2, np.int64))
-                sums += (int(here.sum()), int((here & missing).sum()))
+                sums += (every[code], without[code])
         names = sorted(found)
         table = np.array([found[name] for name in names], np.int64).reshape(len(names), 2)
         return names, table[:, 0], table[:, 1]
@@ -160,9 +159,15 @@ class _Rows:
     def keys(self, names: Sequence[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """-> (group of each row, as its place in `names`, (n,) int64; order keys (n,) uint64), batch by batch."""
         place = {name: i for i, name in enumerate(names)}
-        for batch in self.batches():
+        for batch in self.batches("score"):
             here, codes = _groups(batch, self.by)
             yield np.array([place[name] for name in here], np.int64)[codes], order_keys(batch["score"].to_numpy())
+
+
+def _batches(table: pa.Table) -> Iterator[pa.RecordBatch]:
+    """A table in batches of READ rows: those of the file are small."""
+    for start in range(0, table.num_rows, READ):
+        yield from table.slice(start, READ).combine_chunks().to_batches()
 
 
 def _groups(batch: pa.RecordBatch, by: By | None) -> tuple[list[str], np.ndarray]:
@@ -206,19 +211,61 @@ def tie_keys(batch: pa.RecordBatch) -> pa.Array:
     return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined
 
 
-def _tied(rows: _Rows, name: str, key: np.uint64) -> Callable[[], Iterator[pa.Array]]:
-    """Reads the tie keys of a group's documents that have the order key `key`."""
+def _settle_ties(rows: _Rows, cuts: Cuts) -> None:
+    """Finds the last tie key that stays of each group in which only some documents of the lowest score do."""
+    tied = [name for name, cut in cuts.groups.items() if cut.at_key > cut.at_key_in_top]
+    for names in _packs(tied, cuts):
+        if cuts.groups[names[0]].at_key > HELD:  # and then it is alone
+            cut = cuts.groups[names[0]]
+            read = partial(_keys_of, rows, cuts, names[0])
+            cut.last, cut.spare = nth_smallest(read, cut.at_key, cut.at_key_in_top)
+            continue
+        held: dict[str, list[pa.Array]] = {name: [] for name in names}
+        for name, keys in _tied(rows, cuts, names):
+            held[name].append(keys)
+        for name, parts in held.items():
+            cut = cuts.groups[name]
+            cut.last, cut.spare = nth_smallest(partial(iter, parts), cut.at_key, cut.at_key_in_top)
 
-    def read() -> Iterator[pa.Array]:
-        for batch in rows.batches():
-            names, codes = _groups(batch, rows.by)
-            tied = order_keys(batch["score"].to_numpy()) == key
-            if name in names:
-                at = np.flatnonzero(tied & (codes == names.index(name)))
-                if len(at):
-                    yield tie_keys(batch.take(pa.array(at)))
 
-    return read
+def _packs(names: Sequence[str], cuts: Cuts) -> Iterator[list[str]]:
+    """Groups whose tie keys are few enough to be held together, so that one reading does for them."""
+    pack: list[str] = []
+    for name in names:
+        if pack and sum(cuts.groups[n].at_key for n in (*pack, name)) > HELD:
+            yield pack
+            pack = []
+        pack.append(name)
+    if pack:
+        yield pack
+
+
+def _keys_of(rows: _Rows, cuts: Cuts, name: str) -> Iterator[pa.Array]:
+    return (keys for _, keys in _tied(rows, cuts, [name]))
+
+
+def _tied(rows: _Rows, cuts: Cuts, wanted: Sequence[str]) -> Iterator[tuple[str, pa.Array]]:
+    """Reads the tie keys of the documents that have the lowest score of their group, of some groups."""
+    for batch in rows.batches():
+        names, codes = _groups(batch, rows.by)
+        lowest = np.array([cuts.groups[name].key for name in names], np.uint64)[codes]
+        tied = order_keys(batch["score"].to_numpy()) == lowest
+        tied &= np.isin(codes, [code for code, name in enumerate(names) if name in wanted])
+        yield from ((name, keys) for name, _, keys in _tied_of(batch, names, codes, tied))
+
+
+def _tied_of(
+    batch: pa.RecordBatch, names: Sequence[str], codes: np.ndarray, tied: np.ndarray
+) -> Iterator[tuple[str, np.ndarray, pa.Array]]:
+    """The tied rows (n,) bool of a batch, group by group -> name, rows (m,), tie keys (m,)."""
+    rows = np.flatnonzero(tied)
+    if not len(rows):
+        return
+    rows = rows[np.argsort(codes[rows], kind="stable")]
+    keys = tie_keys(batch.take(pa.array(rows)))
+    borders = np.flatnonzero(np.diff(codes[rows], prepend=-1)).tolist()
+    for start, end in itertools.pairwise([*borders, len(rows)]):
+        yield names[codes[rows[start]]], rows[start:end], keys.slice(start, end - start)
 
 
 def nth_smallest(keys: Callable[[], Iterator[pa.Array]], count: int, nth: int) -> tuple[bytes, int]:
