@@ -259,7 +259,8 @@ class _Runner:
             lambda card: {"documents": card["rows"], "bytes_": card["bytes"]},
         )
         keys = tuple(segment.sign[shard.index] for shard in signed)
-        cluster = work.ClusterOrder(self.out, folder, tuple(signed), keys, str(segment.cluster), self._resolved(gate))
+        stage = self._resolved(gate)
+        cluster = work.ClusterOrder(self.out, folder, tuple(signed), keys, str(segment.cluster), stage, upstream)
         self._work(f"{folder} cluster", work.run_cluster, [cluster], [f"{folder}/cluster"], _documents)
 
     def _shards(self, segment: SegmentPlan, upstream: str | None) -> None:

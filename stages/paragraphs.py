@@ -1,81 +1,109 @@
-"""The perplexity of each paragraph of a document, and the document without its surprising ones.
+"""Paragraphs that other documents have too: all copies but one go, or all of them, as in CCNet.
 
-A paragraph is a line: it ends at "\\n" and nowhere else, so that one that ends at "\\n\\n" has a blank line behind it,
-which belongs to no paragraph. A line without a single piece (`kernels/normalise.py`) is blank. The language model
-scores lines apart from each other, so the same pass gives documents and paragraphs.
+    paragraphs:
+      unit: line            # or paragraph: blank lines between
+      scope: global         # or source, dump
+      keep: first           # or none: CCNet's, which removes the first copy with the others
+
+Paragraphs are compared by 64 bits of their normalised words: case, punctuation, digits, marks and spaces do not count
+(kernels/fold.py), much as in CCNet (Wenzek et al. 2020, section 3.1; cc_net/dedup.py, which compares 64 bits of SHA-1).
+Among ten billion different paragraphs about three pairs share their 64 bits by chance; then one paragraph is lost.
+
+A copy within one document counts as well. Which document keeps the paragraph says `policy`, as with whole documents.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+from pydantic import Field, field_validator
+
+from gristmill.stages import duplicates, parts
+from gristmill.stages.documents import Batch, Measure, Result, Rule, Settings
+from gristmill.stages.kernels import hashing
+from gristmill.stages.kernels import parts as kernels
+from gristmill.stages.kernels.buffers import string_views
+from gristmill.stages.kernels.fold import fold
+
+BREAKS = {"line": 1, "paragraph": 2}  # "\n" in a row that end a part
 
 
-def lines_of(texts: pa.Array) -> tuple[pa.Array, np.ndarray]:
-    """(n,) strings -> all their lines (m,), without the newlines, and the document of each (m,) int64, ascending."""
-    lists = pc.split_pattern(texts, "\n")
-    return pc.list_flatten(lists), np.asarray(pc.list_parent_indices(lists).to_numpy(), np.int64)
+def normalised_keys(text: pa.Array, breaks: int, min_words: int) -> tuple[np.ndarray, np.ndarray]:
+    """-> keys (parts,) uint64, NOT_COMPARED for parts of fewer than `min_words` words; first (documents + 1,) int64."""
+    first, starts = parts.split(text, breaks)
+    hashes, words = np.empty((len(starts) - 1, 2), np.uint64), np.empty(len(starts) - 1, np.int64)
+    hashing.hash_normalised(starts, string_views(text)[1], *fold(), hashes, words)
+    keys = np.maximum(hashes[:, 0], np.uint64(1))
+    keys[words < min_words] = kernels.NOT_COMPARED
+    return keys, first
 
 
-@dataclass(frozen=True)
-class Paragraphs:
-    """The lines of some documents with their perplexities."""
+class Paragraphs(Settings):
+    """Removes paragraphs that are copies; drops documents that have too little left."""
 
-    documents: int
-    lines: pa.Array  # strings (m,)
-    document: np.ndarray  # (m,) int64, ascending
-    perplexity: np.ndarray  # (m,) float64, NaN for a blank line
+    name: ClassVar[str] = "paragraphs"
+    version: ClassVar[int] = 1
+    needs: ClassVar[tuple[str, ...]] = cast(Any, duplicates.Needs())
+    adds: ClassVar[Mapping[str, pa.DataType]] = {"paragraphs.removed_chars": pa.float64()}
+    measures: ClassVar[tuple[Measure, ...]] = (Measure("paragraphs.removed_chars", "share of characters"),)
 
-    def worst(self) -> np.ndarray:
-        """The highest perplexity of each document's paragraphs (n,) float64; NaN where it has none."""
-        out = np.full(self.documents, np.nan)
-        np.fmax.at(out, self.document, self.perplexity)
-        return out
+    unit: Literal["line", "paragraph"] = "line"  # CCNet's paragraphs are lines
+    min_words: int = Field(1, ge=1)  # shorter paragraphs are never removed
+    scope: duplicates.Scope = "global"
+    group_shards: int | None = Field(None, ge=1)  # compare within so many shards in a row only; CCNet: 50
+    keep: Literal["first", "none"] = "first"
+    policy: str = "longest"  # which document keeps a paragraph: longest, earliest, first, best(COLUMN)
+    min_chars_left: int = Field(1, ge=0)  # of a document that lost something; fewer drop it. CCNet: 300
+    sort_bytes: int = Field(1 << 30, ge=1 << 10)  # memory for sorting; more paragraphs take more passes
 
-    def share_above(self, limit: float) -> np.ndarray:
-        """Share of the characters of a document's paragraphs that are in those above the limit (n,) float64, 0 to 1;
-        NaN where it has no paragraph."""
-        chars = pc.utf8_length(self.lines).to_numpy(zero_copy_only=False).astype(np.float64)
-        above = np.bincount(self.document, chars * (self.perplexity > limit), self.documents)
-        every = np.bincount(self.document, chars * ~np.isnan(self.perplexity), self.documents)
-        return above / np.where(every > 0, every, np.nan)
+    _check_policy = field_validator("policy")(duplicates.check_keep)
 
-    def without(self, limit: float) -> Edited:
-        """The documents without the paragraphs above the limit, and without the blank lines directly behind those."""
-        gone = self.perplexity > limit
-        blank = np.isnan(self.perplexity)
-        row = np.arange(len(gone))
-        before = (
-            np.maximum.accumulate(np.where(blank, -1, row)) if len(row) else row
-        )  # the paragraph behind which it is
-        behind = blank & (before >= 0)
-        behind[behind] = gone[before[behind]] & (self.document[before[behind]] == self.document[behind])
-        stays = ~gone & ~behind
-        offsets = np.concatenate([[0], np.cumsum(np.bincount(self.document[stays], minlength=self.documents))])
-        lists = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), self.lines.filter(pa.array(stays)))
-        removed = np.bincount(self.document[gone], minlength=self.documents)
-        left = np.bincount(self.document[~gone & ~blank], minlength=self.documents)
-        return Edited(pc.binary_join(lists, "\n"), removed, (removed > 0) & (left == 0))
+    def rules(self) -> Sequence[Rule]:
+        return ()
 
+    def described(self) -> str:
+        """What signatures must have in common to be compared; stored with them."""
+        return f"paragraphs {self.version} unit {self.unit} min_words {self.min_words}"
 
-@dataclass(frozen=True)
-class Edited:
-    """Documents after paragraphs were removed."""
+    def sign(self, batch: Batch) -> Batch:
+        """-> identity, keys large_list<uint64>: one for each paragraph, 0 for those that are never removed."""
+        keys, first = normalised_keys(batch["text"], BREAKS[self.unit], self.min_words)
+        return parts.signed(batch, self.policy, parts.keys_column(keys, first), self.described(), {})
 
-    texts: pa.Array  # strings (n,)
-    removed: np.ndarray  # (n,) int64, paragraphs
-    emptied: np.ndarray  # (n,) bool: paragraphs were removed, and none is left
+    def cluster(self, signatures: Sequence[pa.Table]) -> tuple[list[pa.Table], Mapping[str, Any]]:
+        """-> decisions for each shard (see `parts.py`), figures: documents, paragraphs, removed, documents_edited."""
+        duplicates.check_settings(signatures, self.described(), ("keys",))
+        duplicates.row_starts(signatures)
+        keys = parts.Keys(signatures, self.sort_bytes)
+        removed = 0
 
+        def use(ordered: np.ndarray, places: np.ndarray, owner: np.ndarray, part: np.ndarray) -> None:
+            nonlocal removed
+            removed += kernels.mark_copies(ordered, places, owner, part, self.keep == "first", keys.marks)
 
-def replaced(texts: pa.Array, parts: Sequence[tuple[np.ndarray, pa.Array]]) -> pa.Array:
-    """texts (n,) with others at some rows. parts: (rows (k,) int64, strings (k,)), no row twice."""
-    source = np.arange(len(texts))
-    start = len(texts)
-    for rows, values in parts:
-        source[rows] = np.arange(start, start + len(values))
-        start += len(values)
-    return pa.concat_arrays([texts, *(values for _, values in parts)]).take(pa.array(source))
+        everyone = np.ones(keys.documents, bool)
+        keys.sorted_ranges(everyone, self._salts(signatures), parts.priorities(signatures), use)
+        decisions = keys.decisions(len(signatures))
+        figures = {
+            "documents": keys.documents,
+            "paragraphs": keys.parts,
+            "removed": removed,
+            "documents_edited": sum(table.num_rows for table in decisions),
+        }
+        return decisions, figures
+
+    def _salts(self, tables: Sequence[pa.Table]) -> np.ndarray:
+        salts = duplicates.salts(tables, self.scope)
+        if self.group_shards is None:
+            return salts
+        groups = np.repeat(np.arange(len(tables), dtype=np.uint64) // self.group_shards, [t.num_rows for t in tables])
+        mixed = (groups + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        return mixed if not len(salts) else np.asarray(mixed ^ salts)
+
+    def apply(self, batch: Batch, decisions: pa.Table) -> tuple[Result, int]:
+        """The documents without their copies."""
+        breaks = BREAKS[self.unit]
+        return parts.edited(batch, decisions, breaks, self.name, "paragraphs", self.min_chars_left)

@@ -12,7 +12,7 @@ its sums see one line a document; lines are kept apart here.
 
     - perplexity: {model: prose, unit: paragraph, max_paragraph_perplexity: 3000, remove_paragraphs: true}
 
-With `unit: paragraph` each line has a perplexity of its own, from the same pass (`paragraphs.py`).
+With `unit: paragraph` each line has a perplexity of its own, from the same pass (`perplexity_paragraphs.py`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from gristmill.stages.kernels import ngram_table
 from gristmill.stages.kernels.normalise import Pieces
 from gristmill.stages.kneser_ney import ModelError, load_table
 from gristmill.stages.loading import loaded_once
-from gristmill.stages.paragraphs import Edited, Paragraphs, lines_of, replaced
+from gristmill.stages.perplexity_paragraphs import Edited, Paragraphs, lines_of, replaced
 
 MODEL_FILE = "model.json"  # what a model is, and the percentiles of its sample
 ARPA_FILE = "lm.arpa"

@@ -100,7 +100,14 @@ def find_cuts(tables: Sequence[pa.Table], share: float, by: By | None) -> Cuts:
     keys, stay, equal = _lowest_keys(rows, names, wanted)
     cuts = Cuts(by, {})
     for g, name in enumerate(names):
-        cuts.groups[name] = Cut(*(int(of[g]) for of in (counts, wanted, missing, keys, equal, stay)))
+        cuts.groups[name] = Cut(
+            documents=int(counts[g]),
+            in_top=int(wanted[g]),
+            without_score=int(missing[g]),
+            key=int(keys[g]),
+            at_key=int(equal[g]),
+            at_key_in_top=int(stay[g]),
+        )
     _settle_ties(rows, cuts)
     return cuts
 

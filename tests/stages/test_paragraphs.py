@@ -1,204 +1,247 @@
-"""Perplexity of paragraphs: by hand on a tiny model, what is removed from a text, what becomes of the document."""
+"""Copies of paragraphs, and lines that a whole site has."""
 
 from __future__ import annotations
 
-import json
-import math
-from pathlib import Path
+import random
+from collections import Counter, defaultdict
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
-from gristmill.stages.documents import Result
-from gristmill.stages.kernels import ngram_table
-from gristmill.stages.ledger import StageLedger, book
-from gristmill.stages.paragraphs import Paragraphs, lines_of, replaced
-from gristmill.stages.perplexity import Perplexity
+from gristmill.stages.duplicates import ClusterError
+from gristmill.stages.kernels import parts as kernels
+from gristmill.stages.kernels.fold import fold
+from gristmill.stages.kernels.shingles import normalised
+from gristmill.stages.lines_across import LinesAcross, domains_of
+from gristmill.stages.paragraphs import Paragraphs
+from gristmill.stages.parts import split
 
-
-@pytest.fixture(scope="module")
-def uniform(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A model of three words, each as likely as the end of a line: 1/4, whatever stands before; 1/100 for others.
-
-    Of English and of French; other languages have none."""
-    folder = tmp_path_factory.mktemp("uniform")
-    text, ends = np.frombuffer(b"<unk><s></s>abc", np.uint8).copy(), np.array([5, 8, 12, 13, 14, 15], np.int64)
-    prob = np.array([0.01, 0, 0.25, 0.25, 0.25, 0.25], np.float32)
-    table = np.zeros((ngram_table.slots(6), 2), np.uint64)
-    nothing = np.zeros(0, np.int32)
-    words = (np.arange(6, dtype=np.int32), *[nothing] * 5)
-    keys = ngram_table.word_keys(text, ends, 6)
-    ngram_table.enter(1, words, words, prob, np.ones(6, np.float32), keys, table, table.view(np.float32))
-    np.save(folder / "lm.npy", table)
-    entry = {"table": "lm.npy", "percentiles": [float(x) for x in range(2, 103)]}
-    description = {"kind": "kenlm", "format": 1, "order": 2, "languages": {"en": entry, "fr": entry}}
-    (folder / "model.json").write_text(json.dumps(description))
-    return str(folder)
+Shards = list[pa.RecordBatch]
 
 
-def batch(texts: list[str], languages: list[str | None] | None = None) -> pa.RecordBatch:
-    columns = {"doc_id": [str(i) for i in range(len(texts))], "text": pa.array(texts, pa.string())}
-    return pa.RecordBatch.from_pydict({**columns, "language": pa.array(languages or ["en"] * len(texts), pa.string())})
-
-
-def everything(result: Result) -> list[dict[str, object]]:
-    rows = [*result.kept.to_pylist(), *result.dropped.to_pylist()]
-    return sorted(rows, key=lambda row: int(row["doc_id"]))
-
-
-Z = (4 * 100) ** 0.5  # one unknown word at 1/100 and the end of the line at 1/4: 20
-
-
-def test_worked_example(uniform: str) -> None:
-    """`a b` has 4, `z` has 20, `a z` the cube root of 4 * 100 * 4. Of the first text's 3 + 1 characters in paragraphs
-    the one of `z` is above 5; the document has three words and two line ends: the fifth root of 4^4 * 100."""
-    stage = Perplexity(model=uniform, unit="paragraph", max_paragraph_perplexity=5)
-    result = stage(batch(["a b\n\nz\n", "a z", "a b", "", " \n\n"]))
-    assert list(result.kept.schema.names) == [
-        "doc_id",
-        "text",
-        "language",
-        "perplexity.perplexity",
-        "perplexity.percentile",
-        "perplexity.bucket",
-        "perplexity.worst_paragraph",
-        "perplexity.paragraphs_above",
-    ]
-    assert list(stage.adds) == result.kept.schema.names[3:]
-    assert [m.column for m in stage.measures] == [name for name in stage.adds if name != "perplexity.bucket"]
-    found = result.kept
-    assert found["perplexity.worst_paragraph"].to_pylist() == [
-        pytest.approx(Z, rel=1e-5),
-        pytest.approx(1600 ** (1 / 3), rel=1e-5),
-        pytest.approx(4, rel=1e-5),
-        None,
-        None,
-    ]
-    assert found["perplexity.paragraphs_above"].to_pylist() == [0.25, 1, 0, None, None]
-    assert found["text"].to_pylist()[0] == "a b\n\nz\n"
-    by_document = Perplexity(model=uniform)(batch(["a b\n\nz\n", "a z", "a b", "", " \n\n"])).kept
-    assert set(by_document.schema.names).isdisjoint({"perplexity.worst_paragraph", "perplexity.paragraphs_above"})
-    for name in ("perplexity.perplexity", "perplexity.percentile"):
-        pairs = zip(found[name].to_pylist(), by_document[name].to_pylist(), strict=True)
-        assert all(a is b is None or a == pytest.approx(b, rel=1e-12) for a, b in pairs)
-    assert found["perplexity.bucket"] == by_document["perplexity.bucket"]
-    assert "perplexity.paragraphs_above" not in Perplexity(model=uniform, unit="paragraph").adds
-
-
-@pytest.mark.parametrize(
-    ("text", "left"),
-    [
-        ("a b\n\nz\n\nc", "a b\n\nc"),
-        ("z\n\na", "a"),
-        ("a\nz", "a"),
-        ("a\n\nz\n", "a\n"),
-        ("a\nz\n \n\t\nz z\n\nb\n\n\nc", "a\nb\n\n\nc"),
-        ("\n\na\n", "\n\na\n"),
-        ("", ""),
-    ],
-)
-def test_paragraphs_go_with_the_blank_lines_behind_them(uniform: str, text: str, left: str) -> None:
-    stage = Perplexity(model=uniform, unit="paragraph", max_paragraph_perplexity=5, remove_paragraphs=True)
-    result = stage(batch([text, "a b c"]))
-    assert result.dropped.num_rows == 0
-    assert result.kept["text"].to_pylist() == [left, "a b c"]
-
-
-def test_what_is_removed_is_booked(uniform: str) -> None:
-    """0 loses one of two paragraphs, 1 all, 2 is over the limit for documents, 3 has no model, 4 loses nothing."""
-    stage = Perplexity(
-        model=uniform, unit="paragraph", max_paragraph_perplexity=5, remove_paragraphs=True, max_perplexity=15
+def batch(texts: list[str], start: int = 0, **columns: Any) -> pa.RecordBatch:
+    n = len(texts)
+    base = {"doc_id": [f"d{i:04d}" for i in range(start, start + n)], "source": ["web"] * n}
+    nothing = pa.nulls(n, pa.string())
+    return pa.RecordBatch.from_pydict(
+        {**base, "dump": nothing, "url": nothing, "text": pa.array(texts, pa.string()), **columns}
     )
-    texts = batch(["a b c\nz", "z", "z z z\na", "z\nz", "a\nb"], ["en", "fr", "fr", "de", "en"])
-    result = stage(texts)
-    assert result.kept.to_pydict()["text"] == ["a b c", "z\nz", "a\nb"]
-    assert result.dropped["text"].to_pylist() == ["z", "z z z\na"]
-    assert result.dropped["reasons"].to_pylist() == [
-        ["perplexity_too_high", "no_paragraph_left"],
-        ["perplexity_too_high"],
-    ]
-    assert result.counters["edited_documents"] == 1
-    assert result.counters["removed_paragraphs"] == 1
-    assert result.counters["only.no_paragraph_left"] == 0
-    assert result.kept["perplexity.worst_paragraph"].to_pylist()[1] is None
-    ledger = StageLedger(stage="perplexity")
-    book(ledger, texts, result.kept, result.dropped, result.counters)
-    ledger.check("here")
-    assert ledger.edited.chars == 2
-    assert set(result.kept.schema.names) == set(texts.schema.names) | set(stage.adds)
 
 
-@given(
-    st.lists(st.text(alphabet="az \n", max_size=20), max_size=8),
-    st.lists(st.sampled_from(["en", "fr", "de"]), min_size=8, max_size=8),
+def result(stage: Any, shards: Shards) -> tuple[dict[str, str], list[str], dict[str, Any]]:
+    """-> what is kept, by doc_id; the documents dropped; figures"""
+    tables = [pa.Table.from_batches([stage.sign(b)]) for b in shards]
+    decisions, figures = stage.cluster(tables)
+    kept: dict[str, str] = {}
+    dropped: list[str] = []
+    for shard, table in zip(shards, decisions, strict=True):
+        found, met = stage.apply(shard, table)
+        assert met == table.num_rows
+        kept |= dict(zip(found.kept["doc_id"].to_pylist(), found.kept["text"].to_pylist(), strict=True))
+        dropped += found.dropped["doc_id"].to_pylist()
+    return kept, dropped, figures
+
+
+def oracle(texts: list[str], breaks: str = "\n", keep: str = "first") -> list[str]:
+    """The same with dicts, over documents in the order of who keeps a paragraph: longest first, then by doc_id."""
+    pieces = {i: _pieces(text, breaks) for i, text in enumerate(texts)}
+    names = {i: [normalised(piece, fold()) for piece in of] for i, of in pieces.items()}
+    counts = Counter(name for of in names.values() for name in of if name.strip())
+    seen: set[str] = set()
+    out = dict.fromkeys(range(len(texts)), "")
+    for i in sorted(pieces, key=lambda i: (-len(texts[i]), i)):
+        left = []
+        for piece, name in zip(pieces[i], names[i], strict=True):
+            gone = bool(name.strip()) and (name in seen if keep == "first" else counts[name] > 1)
+            seen.add(name)
+            left.append(None if gone else piece)
+        text = "".join(piece for piece in left if piece is not None)
+        out[i] = text.rstrip("\n") if left and left[-1] is None else text
+    return [out[i] for i in range(len(texts))]
+
+
+def _pieces(text: str, breaks: str) -> list[str]:
+    out, at = [], 0
+    while at < len(text):
+        end = text.find(breaks, at)
+        end = len(text) if end < 0 else end + len(breaks)
+        while end < len(text) and text[end] == "\n" and breaks == "\n\n":
+            end += 1
+        out.append(text[at:end])
+        at = end
+    return out
+
+
+def test_three_documents_by_hand() -> None:
+    """The longest keeps what it shares. "Menu: home, about" differs in case and marks only."""
+    texts = ["Menu: Home, About\nThe first story is long enough.\n", "menu home about\nAnother one.\n", "Another one."]
+    kept, dropped, figures = result(Paragraphs(), [batch(texts)])
+    assert kept == {"d0000": texts[0], "d0001": "Another one.\n"}
+    assert dropped == ["d0002"]
+    assert (figures["paragraphs"], figures["removed"], figures["documents_edited"]) == (5, 2, 2)
+
+
+def test_as_ccnet_no_copy_stays() -> None:
+    kept, dropped, _ = result(Paragraphs(keep="none"), [batch(["a menu\nOne.", "a menu\nTwo.", "a menu"])])
+    assert kept == {"d0000": "One.", "d0001": "Two."}
+    assert dropped == ["d0002"]
+
+
+def test_blank_lines_can_end_a_paragraph() -> None:
+    texts = ["one\ntwo\n\nthree here\n", "one\ntwo\n\n\nfour", "two"]
+    kept, _, _ = result(Paragraphs(unit="paragraph"), [batch(texts)])
+    assert kept == {"d0000": texts[0], "d0001": "four", "d0002": "two"}
+
+
+def test_short_paragraphs_can_be_left_alone() -> None:
+    texts = ["Introduction\nthree words here", "Introduction\nthree words here\nmore and more words"]
+    kept, _, _ = result(Paragraphs(min_words=2), [batch(texts)])
+    assert kept == {"d0000": "Introduction", "d0001": texts[1]}
+
+
+def test_copies_within_a_document_count_and_nothing_else_changes() -> None:
+    text = "ä line\n\n\n  ä  line!\nrest\n"
+    kept, _, _ = result(Paragraphs(), [batch([text])])
+    assert kept == {"d0000": "ä line\n\n\nrest\n"}
+
+
+def test_groups_of_shards_are_apart() -> None:
+    shards = [batch(["a copy"], 0), batch(["a copy"], 1), batch(["a copy"], 2)]
+    assert len(result(Paragraphs(), shards)[0]) == 1
+    assert len(result(Paragraphs(group_shards=2), shards)[0]) == 2
+
+
+def test_sources_can_be_apart() -> None:
+    one = batch(["a copy", "a copy", "a copy"], source=["a", "a", "b"])
+    assert set(result(Paragraphs(scope="source"), [one])[0]) == {"d0000", "d0002"}
+
+
+LINE = st.sampled_from(
+    ["home", "Home!", "日本語", "🙂", "a b c", "A  b c", "", " ", "2019", "1", "é", "\u0301", "x" * 40]
 )
-@settings(max_examples=100, deadline=None)
-def test_it_is_what_a_loop_over_lines_gives(uniform: str, texts: list[str], languages: list[str | None]) -> None:
-    """Line by line, each scored as a document of its own."""
-    languages = languages[: len(texts)]
-    alone = Perplexity(model=uniform)
-    stage = Perplexity(model=uniform, unit="paragraph", max_paragraph_perplexity=9, remove_paragraphs=True)
-    found = everything(stage(batch(texts, languages)))
-    for text, language, row in zip(texts, languages, found, strict=True):
-        lines = text.split("\n")
-        values = [v or math.nan for v in alone(batch(lines)).kept["perplexity.perplexity"].to_pylist()]
-        known = [v for v in values if v == v]
-        if language == "de" or not known:
-            assert row["perplexity.worst_paragraph"] is None
-            assert row["text"] == text
-            continue
-        assert row["perplexity.worst_paragraph"] == pytest.approx(max(known))
-        above = sum(len(line) for line, v in zip(lines, values, strict=True) if v > 9)
-        every = sum(len(line) for line, v in zip(lines, values, strict=True) if v == v)
-        assert row["perplexity.paragraphs_above"] == pytest.approx(above / every)
-        left, gone = [], False
-        for line, v in zip(lines, values, strict=True):
-            gone = v > 9 if v == v else gone
-            if not gone:
-                left.append(line)
-        if any(v <= 9 for v in known):
-            assert row["text"] == "\n".join(left)
-        else:
-            assert row["reasons"] == ["no_paragraph_left"]
+TEXTS = st.lists(st.lists(LINE, max_size=6).map("\n".join), min_size=1, max_size=12)
 
 
-def test_slices_and_batches_do_not_matter(uniform: str) -> None:
-    stage = Perplexity(model=uniform, unit="paragraph", max_paragraph_perplexity=5, remove_paragraphs=True)
-    texts = batch(["a\nz", "z", "", "b\n\nz\n", "c c"] * 5, ["en", "fr", "de", "fr", None] * 5)
-    whole = everything(stage(texts))
-    parts = [row for i in range(0, 25, 4) for row in everything(stage(texts.slice(i, 4)))]
-    assert parts == whole
-    empty = stage(texts.slice(0, 0))
-    assert set(stage.adds) <= set(empty.kept.schema.names)
-    assert empty.counters["removed_paragraphs"] == 0
+@settings(deadline=None, max_examples=60)
+@given(TEXTS, st.sampled_from(["first", "none"]), st.sampled_from(["line", "paragraph"]), st.data())
+def test_equals_dicts_for_any_sharding(texts: list[str], keep: Any, unit: Any, data: st.DataObject) -> None:
+    stage = Paragraphs(keep=keep, unit=unit, min_chars_left=0, sort_bytes=1 << 10)
+    expected = {f"d{i:04d}": t for i, t in enumerate(oracle(texts, "\n" if unit == "line" else "\n\n", keep))}
+    cut = data.draw(st.integers(0, len(texts)))
+    whole = batch(texts)
+    for shards in ([whole], [whole.slice(0, cut), whole.slice(cut)], [whole.slice(cut), whole.slice(0, cut)]):
+        kept, dropped, _ = result(stage, shards)
+        assert kept == expected
+        assert dropped == []
 
 
-def test_parts_of_a_column() -> None:
-    lines, document = lines_of(pa.array(["x", "a\n\nb", "", "\n"]).slice(1))
-    assert lines.to_pylist() == ["a", "", "b", "", "", ""]
-    assert document.tolist() == [0, 0, 0, 1, 2, 2]
-    texts = pa.array(["0", "1", "2", "3"])
-    parts = [(np.array([3, 0]), pa.array(["d", "a"])), (np.array([1]), pa.array(["b"]))]
-    assert replaced(texts, parts).to_pylist() == ["a", "b", "2", "d"]
-    none = Paragraphs(0, pa.array([], pa.string()), np.zeros(0, np.int64), np.zeros(0))
-    assert len(none.without(1).texts) == len(none.worst()) == len(none.share_above(1)) == 0
+def test_many_passes_give_the_same() -> None:
+    rng = random.Random(0)
+    texts = ["\n".join(f"line {rng.randrange(300)}" for _ in range(20)) for _ in range(200)]
+    shards = [batch(texts[i : i + 50], i) for i in range(0, 200, 50)]
+    few = result(Paragraphs(), shards)
+    many = result(Paragraphs(sort_bytes=2 << 10), shards)
+    assert few == many
+    left = [line for text in few[0].values() for line in text.split("\n")]
+    assert len(left) == len(set(left))
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"max_paragraph_perplexity": 5}, "need `unit: paragraph`"),
-        ({"remove_paragraphs": True}, "need `unit: paragraph`"),
-        ({"unit": "paragraph", "remove_paragraphs": True}, "needs `max_paragraph_perplexity`"),
-        ({"unit": "paragraph", "compat": "ccnet"}, "has no paragraphs"),
-        ({"unit": "line"}, "'document' or 'paragraph'"),
-        ({"unit": "paragraph", "max_paragraph_perplexity": 0}, "greater than 0"),
-    ],
-)
-def test_settings_that_do_not_go_together(given: dict[str, object], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match=message):
-        Perplexity(model=str(tmp_path), **given)
+def test_a_foreign_decision_is_refused() -> None:
+    stage = Paragraphs()
+    decisions, _ = stage.cluster([pa.Table.from_batches([stage.sign(batch(["a\nb", "a"]))])])
+    with pytest.raises(ClusterError, match=r"d0001 has 3 parts, its decision is of a text with 1\. Delete"):
+        stage.apply(batch(["a\nb", "a\nb\nc"]), decisions[0])
+
+
+def test_signatures_of_other_settings_are_refused() -> None:
+    signed = pa.Table.from_batches([Paragraphs(unit="line").sign(batch(["a"]))])
+    with pytest.raises(ClusterError, match="made with"):
+        Paragraphs(unit="paragraph").cluster([signed])
+
+
+@settings(deadline=None)
+@given(st.lists(st.text(alphabet="a\n\u0301é🙂", max_size=30), max_size=8), st.sampled_from([1, 2]))
+def test_parts_are_the_whole_and_slices_do_not_matter(texts: list[str], breaks: int) -> None:
+    column = pa.array(["before", *texts, "after"], pa.string()).slice(1, len(texts))
+    first, starts = split(column, breaks)
+    data = b"".join(text.encode() for text in texts)
+    found = [data[a - starts[0] : b - starts[0]] for a, b in pairwise(starts)]
+    assert b"".join(found) == data
+    expected = [_pieces(text, "\n" * breaks) for text in texts]
+    assert np.diff(first).tolist() == [len(pieces) for pieces in expected]
+    assert [piece.decode() for piece in found] == [piece for pieces in expected for piece in pieces]
+
+
+def test_kernels_read_nothing_outside() -> None:
+    guard = b"\n\n"
+    data = np.frombuffer(guard + b"a\nb" + guard, np.uint8)
+    offsets, counts = np.array([2, 5], np.int64), np.empty(1, np.int64)
+    kernels.count_parts(offsets, data, 1, counts)
+    assert counts[0] == 2
+
+
+# Lines of a site
+
+
+def test_lines_of_one_site_by_hand() -> None:
+    """Of four pages of a.com three have the menu: more than two may have it. b.com is another site."""
+    urls = ["https://a.com/1", "https://www.a.com/2", "http://A.com:80/3", "https://a.com/4"]
+    texts = ["Home | About\nOne", "home about\nTwo", "Home - About", "Four\nOne"]
+    pages = batch([*texts, "Home | About", "Home | About"], url=[*urls, "https://b.com/", None])
+    kept, dropped, figures = result(LinesAcross(max_documents=2), [pages])
+    assert kept == {
+        "d0000": "One",
+        "d0001": "Two",
+        "d0003": "Four\nOne",
+        "d0004": "Home | About",
+        "d0005": "Home | About",
+    }
+    assert dropped == ["d0002"]
+    assert (figures["removed"], figures["without_domain"]) == (3, 1)
+    (commonest,) = figures["commonest"]
+    assert commonest == {"domain": "a.com", "documents": 3, "shard": 0, "doc_id": "d0000", "line": 0}
+    shown = LinesAcross().illustrate(figures, lambda shard, ids: {"d0000": texts[0]})["commonest"]
+    assert shown == [{"domain": "a.com", "documents": 3, "text": "Home | About"}]
+
+
+def test_a_line_twice_on_one_page_is_one_document() -> None:
+    pages = batch(["menu\nmenu\nmenu", "menu"], url=["https://a.com/1", "https://a.com/2"])
+    assert result(LinesAcross(max_documents=2), [pages])[0] == {"d0000": "menu\nmenu\nmenu", "d0001": "menu"}
+
+
+def test_a_share_of_a_large_site() -> None:
+    pages = batch([f"menu\ntext {chr(97 + i)}" for i in range(10)], url=["https://a.com/"] * 10)
+    assert result(LinesAcross(max_documents=2, max_share=1.0), [pages])[2]["removed"] == 0
+    assert result(LinesAcross(max_documents=2, max_share=0.9), [pages])[2]["removed"] == 10
+
+
+@settings(deadline=None, max_examples=40)
+@given(TEXTS, st.integers(1, 3), st.data())
+def test_lines_equal_dicts_for_any_sharding(texts: list[str], most: int, data: st.DataObject) -> None:
+    sites = [data.draw(st.sampled_from(["https://a.com/", "https://b.com/x", None])) for _ in texts]
+    having: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for i, (text, site) in enumerate(zip(texts, sites, strict=True)):
+        for line in text.split("\n"):
+            if site is not None and (name := normalised(line, fold()).strip()):
+                having[site, name].add(i)
+    expected = {}
+    for i, (text, site) in enumerate(zip(texts, sites, strict=True)):
+        gone = [len(having.get((site or "", normalised(line, fold()).strip()), ())) > most for line in text.split("\n")]
+        pieces = _pieces(text, "\n")
+        left = "".join(piece for piece, is_gone in zip(pieces, gone, strict=False) if not is_gone)
+        expected[f"d{i:04d}"] = left.rstrip("\n") if pieces and gone[len(pieces) - 1] else left
+    whole = batch(texts, url=pa.array(sites, pa.string()))
+    cut = data.draw(st.integers(0, len(texts)))
+    for shards in ([whole], [whole.slice(cut), whole.slice(0, cut)]):
+        kept, _, _ = result(LinesAcross(max_documents=most, min_chars_left=0, sort_bytes=1 << 10), shards)
+        assert kept == expected
+
+
+def test_registered_domains() -> None:
+    urls = ["https://www.news.example.co.uk/a", "http://user@localhost:80/", "ftp://1.2.3.4/", None, "no address"]
+    assert domains_of(pa.array(urls)).to_pylist() == ["example.co.uk", "localhost", "1.2.3.4", None, None]
