@@ -132,8 +132,10 @@ class KenLM(Settings):
         """Writes the ARPA file and the table of one language -> figures."""
         sink = corpus.sink
         if isinstance(sink, TokenFile):
-            limits = {"order": self.order, "prune": self.prune, "max_memory_mb": self.max_memory_mb}
-            return asdict(sink.estimate(arpa, table=table, **limits))
+            done = sink.estimate(
+                arpa, order=self.order, prune=self.prune, max_memory_mb=self.max_memory_mb, table=table
+            )
+            return asdict(done)
         sink.flush()
         return lmplz.estimate(
             sink.path,
