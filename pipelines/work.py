@@ -13,7 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from gristmill.stages.documents import (
     MAX_BATCH_DOCUMENTS,
     REASONS,
     Batch,
+    Result,
     apply_decisions,
     slices,
 )
@@ -99,6 +100,7 @@ class ClusterOrder:
     sign_keys: tuple[str, ...]
     key: str
     stage: Any
+    upstream: str = ""  # folder of the segment before: for texts that the figures show
 
 
 def parts_of(out: str, folder: str, kind: str, shard: Shard, ending: str) -> str:
@@ -152,7 +154,7 @@ def run_shard(order: ShardOrder) -> dict[str, Any]:
                 read.append(current)
                 started = time.perf_counter()
                 if step.is_gate:
-                    result, found = apply_decisions(step.stage, current, decisions)
+                    result, found = decided(step.stage, current, decisions)
                     met += found
                 else:
                     result = step.stage(current)
@@ -186,6 +188,13 @@ def run_shard(order: ShardOrder) -> dict[str, Any]:
     ledger.seconds = time.perf_counter() - begun
     publish_bytes(parts_of(order.out, order.folder, "ledger", order.shard, "json"), ledger.sealed())
     return ledger.model_dump()
+
+
+def decided(stage: Any, batch: Batch, decisions: pa.Table) -> tuple[Result, int]:
+    """What a global stage's decisions make of a batch, and how many of them met a document of it."""
+    apply = getattr(stage, "apply", None)
+    result, met = apply(batch, decisions) if apply is not None else apply_decisions(stage, batch, decisions)
+    return result, int(met)
 
 
 def _input(order: ShardOrder, ledger: ShardLedger) -> Iterator[Batch]:
@@ -403,6 +412,8 @@ def run_cluster(order: ClusterOrder) -> dict[str, Any]:
             )
         tables.append(table)
     decisions, figures = order.stage.cluster(tables)
+    if hasattr(order.stage, "illustrate"):
+        figures = order.stage.illustrate(figures, partial(_texts, order))
     for shard, table in zip(order.shards, decisions, strict=True):
         with publish(parts_of(order.out, order.folder, "cluster", shard, "parquet")) as file:
             pq.write_table(table, file, compression="zstd", compression_level=3)
@@ -415,6 +426,17 @@ def run_cluster(order: ClusterOrder) -> dict[str, Any]:
     }
     publish_bytes(join(order.out, order.folder, "cluster", "card.json"), orjson.dumps(card, option=orjson.OPT_INDENT_2))
     return card
+
+
+def _texts(order: ClusterOrder, shard: int, ids: Sequence[str]) -> dict[str, str]:
+    """Texts of documents of the shard at a place in `order.shards`, by doc_id."""
+    out: dict[str, str] = {}
+    wanted = pa.array(sorted(set(ids)), pa.string())
+    path = parts_of(order.out, order.upstream, "kept", order.shards[shard], "parquet")
+    for batch in kept_batches(path, ["doc_id", "text"]):
+        found = batch.filter(pc.is_in(batch["doc_id"], value_set=wanted))
+        out |= dict(zip(found["doc_id"].to_pylist(), found["text"].to_pylist(), strict=True))
+    return out
 
 
 def _signatures(path: str) -> pa.Table:

@@ -142,6 +142,9 @@ class GlobalStage(Protocol):
     to say about (`doc_id` string, `reason` string or null to keep, then the columns of `adds`).
     `keep` joins by `doc_id`; documents without a row are kept and get null in the columns of `adds`. The runner
     counts that every row met its document. `needs` may depend on the settings of an instance.
+
+    A stage that edits documents by what it decided has `apply(batch, decisions) -> (Result, rows met)` of its own
+    instead of the join, and its decisions have the columns that it likes beside `doc_id`.
     """
 
     name: ClassVar[str]
