@@ -275,13 +275,14 @@ def warmup() -> None:
     print(warm())
 
 
-def _add_training_verbs() -> None:
-    from gristmill.pipelines import cli_training
+def _add_verbs() -> None:
+    from gristmill.pipelines import cli_models, cli_training
 
+    cli_models.register(app)
     cli_training.register(app)
 
 
-_add_training_verbs()
+_add_verbs()
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -315,6 +316,7 @@ def _exit_code(error: Exception) -> int | None:
         ("gristmill.pipelines.open_run", "RunError", True),
         ("gristmill.pipelines.engine", "EngineError", False),
         ("gristmill.pipelines.run", "RunError", False),
+        ("gristmill.stages.kneser_ney", "ModelError", False),
         ("gristmill.stages.ledger", "LedgerError", False),
         ("gristmill.stages.shards", "ShardError", False),
         ("gristmill.tokenize.shards", "TokenError", False),

@@ -26,6 +26,7 @@ from typing import Any, ClassVar, Literal, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 from pydantic import Field, model_validator
 
 from gristmill.stages.ccnet import CCNetModel, load_pairs
@@ -47,6 +48,7 @@ from gristmill.stages.kernels.normalise import Pieces
 from gristmill.stages.kneser_ney import ModelError, load_table
 from gristmill.stages.loading import loaded_once
 from gristmill.stages.perplexity_paragraphs import Edited, Paragraphs, lines_of, replaced
+from gristmill.stages.sentence_pieces import Cutter, load
 
 MODEL_FILE = "model.json"  # what a model is, and the percentiles of its sample
 ARPA_FILE = "lm.arpa"
@@ -65,17 +67,22 @@ class LanguageModel:
     table: np.ndarray  # (slots, 2) uint64
     order: int
     percentiles: np.ndarray  # (101,) float64, ascending
+    cutter: Cutter | None = None  # of SentencePiece; words where there is none
     places: ClassVar[np.ndarray] = np.linspace(0, 100, 101)
+
+    def cut(self, texts: pa.Array) -> Pieces:
+        """(n,) strings -> their pieces, as the model was trained on."""
+        return Pieces(texts) if self.cutter is None else self.cutter(texts)
 
     def perplexities(self, texts: pa.Array) -> np.ndarray:
         """(n,) strings -> (n,) float64; NaN for a document without pieces."""
-        pieces = Pieces(texts)
+        pieces = self.cut(texts)
         return perplexity_of(score_lines(self.table, self.order, pieces), pieces)
 
     def paragraphs(self, texts: pa.Array) -> tuple[np.ndarray, Paragraphs]:
         """(n,) strings -> what `perplexities` gives, but for the order of a sum, and the paragraphs. One pass."""
         lines, document = lines_of(texts)
-        pieces = Pieces(lines)
+        pieces = self.cut(lines)
         sums = score_lines(self.table, self.order, pieces)
         predicted = np.bincount(document, pieces.pieces + pieces.lines, len(texts)).astype(np.float64)
         predicted[predicted == 0] = np.nan
@@ -111,8 +118,21 @@ def load_models(folder: str) -> Mapping[str, LanguageModel]:
     for language, entry in description["languages"].items():
         table = load_table(Path(folder) / entry["table"])
         percentiles = np.asarray(entry["percentiles"], np.float64)
-        models[language] = LanguageModel(table, description["order"], percentiles)
+        cutter = _cutter(Path(folder), entry["pieces"]) if "pieces" in entry else None
+        models[language] = LanguageModel(table, description["order"], percentiles, cutter)
     return models
+
+
+def _cutter(folder: Path, entry: Mapping[str, Any]) -> Cutter:
+    """The SentencePiece model beside a language model. Raises ModelError where it is not the one of the training."""
+    path = folder / entry["file"]
+    cutter = load(path)
+    if xxhash.xxh3_128_hexdigest(path.read_bytes()) != entry["xxh3"]:
+        raise ModelError(
+            f"{path} is not the file that the model was trained with: text would be cut otherwise. Delete the model's "
+            "folder and train it again."
+        )
+    return cutter
 
 
 def read_description(folder: str, kind: str) -> dict[str, Any]:

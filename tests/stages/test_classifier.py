@@ -22,7 +22,7 @@ from gristmill.stages.documents import apply_decisions, with_columns
 from gristmill.stages.duplicates import ClusterError
 from gristmill.stages.kneser_ney import ModelError
 from gristmill.stages.models import FastText, Limits, Selection
-from gristmill.stages.train_fasttext import auc, evaluate
+from gristmill.stages.train_fasttext import PRESETS, auc, evaluate
 
 SELECTIONS = {"positive": Selection(sources=("docs",)), "negative": Selection(where={"x": Limits(at_most=3)})}
 
@@ -369,3 +369,35 @@ def test_scores_agree_with_fasttext_one_by_one(trained):
     texts = prepare(pa.array(prose()[500:520] + junk()[400:420]))
     expected = [dict(zip(*model.predict(t, k=-1), strict=True))["__label__positive"] for t in texts.to_pylist()]
     assert probabilities(model, texts) == pytest.approx(np.clip(expected, 0, 1), abs=1e-7)
+
+
+def test_presets_give_what_is_not_given():
+    """DCLM's released model has word bigrams; what is named beside a preset wins; the resolved settings show all."""
+    small, dclm = FastText(**SELECTIONS), FastText(**SELECTIONS, preset="dclm", dim=50)
+    assert (small.preset, small.dim, small.buckets, small.word_ngrams) == ("small", 32, 200_000, 1)
+    assert (dclm.dim, dclm.buckets, dclm.word_ngrams, dclm.lr, dclm.epoch) == (50, 2_000_000, 2, 0.1, 5)
+    assert FastText(**SELECTIONS, preset="fasttext").word_ngrams == 1
+    written = dclm.model_dump(mode="json")
+    assert written["preset"] == "dclm"
+    assert written["min_count"] == 1
+    assert FastText(**written) == dclm
+    with pytest.raises(ValidationError, match="preset"):
+        FastText(**SELECTIONS, preset="dlcm")
+
+
+def test_the_small_preset_is_the_default_of_every_field():
+    assert {name: FastText.model_fields[name].default for name in PRESETS["small"]} == dict(PRESETS["small"])
+
+
+def test_fasttexts_own_defaults():
+    """As the library trains when it is asked for nothing; its supervised training changes none of these four."""
+    from fasttext.FastText import unsupervised_default
+
+    names = {"dim": "dim", "epoch": "epoch", "word_ngrams": "wordNgrams", "buckets": "bucket"}
+    own = {name: unsupervised_default[theirs] for name, theirs in names.items()}
+    assert own == {name: PRESETS["fasttext"][name] for name in names}
+
+
+def test_figures_at_another_score():
+    figures = evaluate(np.array([0.9, 0.6, 0.2]), np.array([0.6, 0.1]), 0.15)
+    assert (figures["precision"], figures["recall"], figures["min_score"]) == (0.75, 1, 0.15)
