@@ -82,7 +82,7 @@ def make_plan(recipe: Recipe, shards: Sequence[Shard]) -> Plan:
 
 def _identity(recipe: Recipe, use: StageUse, model_keys: dict[str, str]) -> list[Any]:
     name = model_of(recipe, use)
-    settings = use.stage.model_dump(mode="json")
+    settings = use.stage.model_dump(mode="json", exclude=set(getattr(use.stage, "without_effect", ())))
     if name is not None:
         settings["model"] = model_keys[name]
     # Stages whose result is another package's say which: an upgrade of it is another result.
@@ -123,6 +123,9 @@ def _gate_keys(
     gate = segment.gate
     if gate is None:
         return {}, None
-    identity = [gate.key, gate.stage.version, gate.stage.model_dump(mode="json")]
-    sign = {s.index: hash_of("sign", identity, keys[s.index]) for s in shards if gate.applies(s.source)}
+    without = set(getattr(gate.stage, "without_effect", ()))
+    later = set(getattr(gate.stage, "after_signing", ()))
+    identity = [gate.key, gate.stage.version, gate.stage.model_dump(mode="json", exclude=without)]
+    signing = [gate.key, gate.stage.version, gate.stage.model_dump(mode="json", exclude=without | later)]
+    sign = {s.index: hash_of("sign", signing, keys[s.index]) for s in shards if gate.applies(s.source)}
     return sign, hash_of("cluster", identity, _foreign_files(recipe, gate.stage), sorted(sign.items()))

@@ -141,7 +141,9 @@ class GlobalStage(Protocol):
     all shards, in shard order, and gives a table for every shard: one row for each document that it has something
     to say about (`doc_id` string, `reason` string or null to keep, then the columns of `adds`).
     `keep` joins by `doc_id`; documents without a row are kept and get null in the columns of `adds`. The runner
-    counts that every row met its document. `needs` may depend on the settings of an instance.
+    counts that every row met its document. `needs` and `adds` may depend on the settings of an instance. A stage
+    names the settings that change no result (`without_effect`), which are no part of a key, and those that its
+    signatures do not depend on (`after_signing`): a change of them clusters again and signs nothing.
     """
 
     name: ClassVar[str]
@@ -154,7 +156,7 @@ class GlobalStage(Protocol):
 
     def sign(self, batch: Batch) -> Batch: ...
 
-    def cluster(self, signatures: Sequence[pa.Table]) -> tuple[list[pa.Table], Mapping[str, Any]]: ...
+    def cluster(self, signed: Sequence[pa.Table]) -> tuple[Sequence[pa.Table], Mapping[str, Any]]: ...
 
 
 REASONS = pa.list_(pa.string())

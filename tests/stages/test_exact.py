@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.stages.documents import apply_decisions
-from gristmill.stages.duplicates import ClusterError
 from gristmill.stages.exact import Exact, normalise_urls, union_equal
 from gristmill.stages.kernels import cluster, hashing
+from gristmill.stages.signatures import ClusterError
 
 MASK = 2**64 - 1
 
@@ -172,7 +172,8 @@ def test_half_a_hash_is_not_a_hash() -> None:
     """Rows 0, 1, 3 share the lower 64 bits; only 0 and 3 share all 128."""
     parent = np.arange(5, dtype=np.uint32)
     low, high = np.array([7, 7, 8, 7, 9], np.uint64), np.array([1, 2, 1, 1, 1], np.uint64)
-    union_equal(low, high, np.ones(5, bool), np.zeros(0, np.uint64), parent)
+    order = np.argsort(low, kind="stable").astype(np.uint32)
+    union_equal(low[order], order, lambda rows: high[rows], parent)
     cluster.flatten(parent)
     assert parent.tolist() == [0, 1, 2, 0, 4]
 
@@ -198,7 +199,7 @@ def test_scope_keeps_sources_apart() -> None:
 
 def test_empty_corpora_and_doubled_ids() -> None:
     stage = Exact()
-    assert stage.cluster([])[0] == []
+    assert len(stage.cluster([])[0]) == 0
     empty = pa.Table.from_batches([stage.sign(batch([]))])
     assert stage.cluster([empty])[0][0].num_rows == 0
     twice = pa.Table.from_batches([stage.sign(batch(["a", "b"], doc_id=["x", "x"]))])

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from gristmill.stages.documents import apply_decisions
-from gristmill.stages.duplicates import ClusterError
 from gristmill.stages.exact import Exact
 from gristmill.stages.kernels import cluster, hashing, shingles
 from gristmill.stages.kernels import minhash as kernel
 from gristmill.stages.kernels.buffers import string_views
 from gristmill.stages.minhash import MinHash, choose_bands, recall
+from gristmill.stages.signatures import ClusterError
 
 MASK = 2**64 - 1
 
@@ -284,7 +284,7 @@ def test_result_depends_neither_on_shards_nor_on_order(keep: str, verify: str) -
         cuts = sorted(random.Random(seed).sample(range(len(texts)), 5))
         shards = [mixed.slice(a, b - a) for a, b in zip([0, 0, *cuts], [0, *cuts, len(texts)], strict=True)]
         assert removed(stage, shards) == expected
-    small = stage.model_copy(update={"sort_bytes": 1_024})  # many key ranges
+    small = stage.model_copy(update={"memory_mb": 0.0125})  # many key ranges
     assert removed(small, [whole]) == expected
     in_batches = [stage.sign(whole.slice(i, 7)) for i in range(0, len(texts), 7)]
     decisions, _ = stage.cluster([pa.Table.from_batches(in_batches)])
@@ -416,7 +416,7 @@ def test_doc_id_twice_in_a_shard_is_an_error() -> None:
 
 def test_signatures_of_other_settings_are_an_error() -> None:
     table = pa.Table.from_batches([MinHash().sign(batch(["a"]))])
-    with pytest.raises(ClusterError, match=r"shard 0 were made with minhash 1 .* bands 14 .*, not .* bands 15"):
+    with pytest.raises(ClusterError, match=r"shard 0 were made with minhash 2 .* bands 14 .*, not .* bands 15"):
         MinHash(bands=15).cluster([table])
     for other in (MinHash(seed=2), MinHash(ngram=4), MinHash(max_shingles=9)):
         with pytest.raises(ClusterError, match="were made with"):
