@@ -87,9 +87,9 @@ def _holds_languages(stage: StageLimits, kind: Any) -> bool:
 
 def _entry(stage: StageLimits, group: Group, kind: Any) -> CommentedMap:
     settings = CommentedMap()
+    defaults = _defaults(kind, stage.settings.get("variant"))
     for name, value in stage.settings.items():
-        field = kind.model_fields.get(name)
-        if field is None or value != _plain(field.get_default(call_default_factory=True)):
+        if name not in defaults or value != defaults[name]:
             settings[name] = value
     for proposal in group.proposals:
         name = proposal.limit.setting
@@ -113,9 +113,12 @@ def _entry(stage: StageLimits, group: Group, kind: Any) -> CommentedMap:
     return entry
 
 
-def _plain(value: Any) -> Any:
-    """A default as YAML gives it back."""
-    return list(value) if isinstance(value, tuple) else value
+def _defaults(kind: Any, variant: str | None) -> dict[str, Any]:
+    """What each setting is that a recipe does not give, as YAML gives it back. A variant brings its own."""
+    values = {name: field.get_default(call_default_factory=True) for name, field in kind.model_fields.items()}
+    if variant is not None:
+        values = dict(kind(variant=variant)) | {"variant": values["variant"]}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def _comment(proposal: Proposal) -> str:

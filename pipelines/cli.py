@@ -107,14 +107,25 @@ def inspect(
     language: Annotated[str | None, typer.Option(help="Only documents in this language.")] = None,
     text: Annotated[str | None, typer.Option(help="Only documents whose text holds these words.")] = None,
     kept: Annotated[bool, typer.Option("--kept", help="Documents that were kept, not dropped ones.")] = False,
+    cluster: Annotated[
+        str | None, typer.Option(help="The duplicates of this document, with what differs; alone.", metavar="DOC_ID")
+    ] = None,
     n: Annotated[int, typer.Option("-n", min=1, help="How many.")] = 10,
     seed: Annotated[int, typer.Option(help="Another seed shows other documents.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Look at documents: dropped ones with their reasons and measures, or kept ones."""
+    from gristmill.pipelines import clusters
     from gristmill.pipelines import inspect as inspection
     from gristmill.pipelines.open_run import open_run
 
+    if cluster is not None:
+        members = clusters.members(open_run(run_folder), cluster, n)
+        if as_json:
+            sys.stdout.write(clusters.as_json_lines(members))
+        else:
+            clusters.render(members, console())
+        return
     found = inspection.inspect(
         open_run(run_folder),
         stage=stage,
@@ -151,6 +162,30 @@ def rules(
     console().print(removed.table(rows))
     if count := removed.left_out(run):
         print(f"{count:,} dropped documents are not in these figures: a later stage could not take them.")
+
+
+@app.command("dedupe-audit", epilog=example("gristmill dedupe-audit out/demo/run"))
+def dedupe_audit(
+    run_folder: RunArgument,
+    documents: Annotated[int, typer.Option(min=10, help="Edited copies to plant.")] = 1_000,
+    pairs: Annotated[int, typer.Option(min=0, help="Removed documents to compare with the one that stayed.")] = 500,
+    seed: Annotated[int, typer.Option(help="Another seed takes other documents.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure what minhash finds and what it wrongly removes: edited copies of the run's documents, and true pairs."""
+    from gristmill.pipelines import dedupe_audit as auditing
+    from gristmill.pipelines.open_run import open_run
+    from gristmill.pipelines.tables import plain_table
+
+    found = auditing.audit(open_run(run_folder), documents, pairs, seed)
+    if as_json:
+        print(auditing.as_json(found))
+        return
+    for title, columns, rows in auditing.tables(found):
+        print(title)
+        console().print(plain_table("", columns, rows))
+    for similarity, gone, stays in found.lowest[:3]:
+        print(f"Least alike, {similarity:.2f}: {gone} went, {stays} stayed")
 
 
 @app.command(epilog=example("gristmill report out/demo/run"))

@@ -31,6 +31,7 @@ from gristmill.stages.documents import (
     MAX_BATCH_DOCUMENTS,
     REASONS,
     Batch,
+    Result,
     apply_decisions,
     slices,
 )
@@ -152,7 +153,7 @@ def run_shard(order: ShardOrder) -> dict[str, Any]:
                 read.append(current)
                 started = time.perf_counter()
                 if step.is_gate:
-                    result, found = apply_decisions(step.stage, current, decisions)
+                    result, found = decided(step.stage, current, decisions)
                     met += found
                 else:
                     result = step.stage(current)
@@ -186,6 +187,13 @@ def run_shard(order: ShardOrder) -> dict[str, Any]:
     ledger.seconds = time.perf_counter() - begun
     publish_bytes(parts_of(order.out, order.folder, "ledger", order.shard, "json"), ledger.sealed())
     return ledger.model_dump()
+
+
+def decided(stage: Any, batch: Batch, decisions: pa.Table) -> tuple[Result, int]:
+    """What a global stage's decisions make of a batch, and how many of them met a document of it."""
+    apply = getattr(stage, "apply", None)
+    result, met = apply(batch, decisions) if apply is not None else apply_decisions(stage, batch, decisions)
+    return result, int(met)
 
 
 def _input(order: ShardOrder, ledger: ShardLedger) -> Iterator[Batch]:

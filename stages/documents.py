@@ -144,6 +144,9 @@ class GlobalStage(Protocol):
     counts that every row met its document. `needs` and `adds` may depend on the settings of an instance. A stage
     names the settings that change no result (`without_effect`), which are no part of a key, and those that its
     signatures do not depend on (`after_signing`): a change of them clusters again and signs nothing.
+
+    A stage that edits documents by what it decided has `apply(batch, decisions) -> (Result, rows met)` of its own
+    instead of the join, and its decisions have the columns that it likes beside `doc_id`.
     """
 
     name: ClassVar[str]

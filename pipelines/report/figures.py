@@ -269,6 +269,7 @@ def _cluster(run: Run, segment: str, card: Mapping[str, Any]) -> dict[str, Any]:
         "matrix": removed.matrix,
         "pairs": removed.pairs,
         "skipped": removed.skipped,
+        "audit": run.json(f"{segment}/audit.json"),
     }
 
 

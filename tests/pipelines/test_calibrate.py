@@ -21,7 +21,17 @@ from pydantic import Field
 from ruamel.yaml import YAML
 
 from gristmill.pipelines import recipe as recipes
-from gristmill.pipelines.calibrate import CalibrateError, Goal, Limit, _rank_of, calibrate, rounded
+from gristmill.pipelines.calibrate import (
+    CalibrateError,
+    Calibration,
+    Goal,
+    Group,
+    Limit,
+    StageLimits,
+    _rank_of,
+    calibrate,
+    rounded,
+)
 from gristmill.pipelines.calibrate_write import as_json, open_run_of, shares, tables, yaml_text
 from gristmill.pipelines.cli import main
 from gristmill.pipelines.open_run import RunError, open_run
@@ -423,6 +433,19 @@ def test_the_proposed_limits_do_in_a_run_what_was_said(finished_run, crawl, reci
         columns = [(r, np.array(part[r.column].to_pylist(), np.float64)) for r in use.stage.rules()]
         fails += int(np.logical_or.reduce([r.fails(v) for r, v in columns]).sum()) if part.num_rows else 0
     assert found.stages[0].overall.dropped == fails
+
+
+def test_a_variant_is_written_with_what_differs_from_its_own_defaults():
+    """0.2 is datatrove's default and not dolma's, so it is written; 0.3 is dolma's own."""
+    for chars, expected in ((0.2, {"variant": "dolma", "max_duplicate_line_chars": 0.2}), (0.3, {"variant": "dolma"})):
+        stage = RECIPE_STAGES["gopher_repetition"](variant="dolma", max_duplicate_line_chars=chars)
+        limits = StageLimits(
+            "gopher_repetition", "gopher_repetition", (), stage.model_dump(mode="json"), Group(None, [])
+        )
+        found = Calibration("run", "", Goal(0.1), [limits], [])
+        (entry,) = YAML(typ="safe", pure=True).load(yaml_text(found, RECIPE_STAGES))["stages"]
+        assert entry == {"gopher_repetition": expected}
+        assert RECIPE_STAGES["gopher_repetition"](**entry["gopher_repetition"]) == stage
 
 
 def test_a_recipe_file_stands_for_its_run(finished_run, tmp_path, recipe_file):

@@ -41,6 +41,29 @@ def test_measures_of_a_small_text_by_hand() -> None:
     }
 
 
+EACH_RULE = [  # reason, setting, text, the limit it is on (passes), the next one beyond (fails)
+    ("empty", None, " \n\n", None, None),
+    ("too_few_terminal_lines", "min_terminal_lines", "a b.\nc d!\ne f\n\ng h,", 0.5, 0.501),  # 2 of 4 lines
+    ("too_many_short_lines", "max_short_lines", f"{'x' * 30}\n{'y' * 31}", 0.5, 0.499),
+    ("too_many_duplicate_line_chars", "max_duplicate_line_chars", "ab\ncdef\nab\nab", 0.4, 0.399),  # 4 of 10
+    ("too_many_newlines", "max_newlines", "one two three\nfour\n", 0.5, 0.499),  # 2 for 4 words
+]
+
+
+@pytest.mark.parametrize(("reason", "setting", "text", "on", "beyond"), EACH_RULE)
+def test_each_rule_alone_passes_on_its_limit_and_fails_beyond(reason, setting, text, on, beyond, outcomes) -> None:  # type: ignore[no-untyped-def]
+    off = dict.fromkeys((name for name in FineWeb.model_fields if name.startswith(("min_", "max_"))), None)
+    if setting is None:
+        assert outcomes(FineWeb(**off), [text, "x"]) == [([reason], text), ([], "x")]
+    else:
+        assert outcomes(FineWeb(**off | {setting: on}), [text]) == [([], text)]
+        assert outcomes(FineWeb(**off | {setting: beyond}), [text]) == [([reason], text)]
+
+
+def test_no_rule_is_without_its_example() -> None:
+    assert [case[0] for case in EACH_RULE] == [rule.reason for rule in FineWeb().rules()]
+
+
 def test_what_was_published_and_what_was_run_differ(outcomes) -> None:  # type: ignore[no-untyped-def]
     """4 of 104 characters repeat: over 0.01, under 0.1."""
     text = f"abc.\nabc.\n{'word ' * 19}end."

@@ -109,14 +109,53 @@ def test_a_text_of_six_words_fails_the_top_2_gram_rule_as_published(outcomes) ->
     assert reasons[0] == "too_many_top_2_gram_chars"
 
 
-def test_limits_pass_on_the_limit_itself(outcomes) -> None:  # type: ignore[no-untyped-def]
-    assert outcomes(GopherQuality(min_words=7, **_OFF), [QUALITY])[0][0] == []
-    assert outcomes(GopherQuality(min_words=8, **_OFF), [QUALITY])[0][0] == ["too_few_words"]
-    assert outcomes(GopherQuality(max_hashes=0.1, min_words=None, **_OFF), [QUALITY])[0][0] == []
-    assert outcomes(GopherQuality(max_hashes=0.09, min_words=None, **_OFF), [QUALITY])[0][0] == ["too_many_hashes"]
+# Each rule alone: a text, the limit it is on (passes), the next one beyond (fails). The value is counted by hand.
+EACH_QUALITY_RULE = [
+    ("too_few_words", "min_words", "one two three", 3, 4),
+    ("too_many_words", "max_words", "one two, three", 3, 2),  # the comma is a symbol
+    ("words_too_short", "min_mean_word_chars", "a bcd ef", 2, 2.001),  # (1 + 3 + 2) / 3
+    ("words_too_long", "max_mean_word_chars", "a bcd ef", 2, 1.999),
+    ("too_many_hashes", "max_hashes", "# b c # d", 0.4, 0.399),  # 2 of 5 words
+    ("too_many_ellipses", "max_ellipses", "ab ... cd …", 0.5, 0.499),  # 2 of 4 words
+    ("too_many_bullet_lines", "max_bullet_lines", " - a\n• b\n* c\nd", 0.5, 0.499),  # "*" is none
+    ("too_many_ellipsis_lines", "max_ellipsis_lines", "a...  \nb…\nc..\nd", 0.5, 0.499),
+    ("too_few_alphabetic_words", "min_alphabetic_words", "a 1 2b 3", 0.5, 0.501),  # a, 2b of 4
+    ("too_few_stop_words", "min_stop_words", "the the of The", 2, 3),  # the, of
+]
+TEN = "ab " * 10  # 30 characters
+EACH_REPETITION_RULE = [
+    ("empty", None, "", None, None),
+    ("too_many_duplicate_paragraphs", "max_duplicate_paragraphs", "a\n\nb\n\na\n\na", 0.5, 0.499),  # 2 of 4
+    ("too_many_duplicate_paragraph_chars", "max_duplicate_paragraph_chars", "ab\n\nc\n\nab", 2 / 9, 0.222),
+    ("too_many_duplicate_lines", "max_duplicate_lines", "a\nb\n\na\nc", 0.25, 0.249),  # 1 of 4
+    ("too_many_duplicate_line_chars", "max_duplicate_line_chars", "abc\nde\nabc", 0.3, 0.299),  # 3 of 10
+    ("too_many_top_2_gram_chars", "max_top_2_gram_chars", "a b a b c", 6 / 9, 0.666),  # "a b" twice
+    ("too_many_top_3_gram_chars", "max_top_3_gram_chars", "a b c a b c", 10 / 11, 0.909),  # "a b c" twice
+    ("too_many_top_4_gram_chars", "max_top_4_gram_chars", "a b c d e", 7 / 9, 0.777),  # "a b c d" once
+    # "ab" ten times: the n-gram at 1 repeats the one at 0 and takes n words; behind it there is no room for another.
+    *((f"too_many_duplicate_{n}_gram_chars", f"max_duplicate_{n}_gram_chars", TEN, n / 15, n / 15 - 0.001)
+      for n in range(5, 10)),
+    ("too_many_duplicate_10_gram_chars", "max_duplicate_10_gram_chars", TEN + "ab ", 20 / 33, 0.606),
+]  # fmt: skip
 
 
-_OFF = {"min_mean_word_chars": None, "min_alphabetic_words": None, "max_ellipsis_lines": None}
+@pytest.mark.parametrize(
+    ("stage", "reason", "setting", "text", "on", "beyond"),
+    [(kind, *case) for kind, cases in ((GopherQuality, EACH_QUALITY_RULE), (GopherRepetition, EACH_REPETITION_RULE))
+     for case in cases],
+)  # fmt: skip
+def test_each_rule_alone_passes_on_its_limit_and_fails_beyond(stage, reason, setting, text, on, beyond, outcomes):  # type: ignore[no-untyped-def]
+    off = dict.fromkeys((name for name in stage.model_fields if name.startswith(("min_", "max_"))), None)
+    if setting is None:
+        assert outcomes(stage(**off), [text, "x"]) == [([reason], text), ([], "x")]
+    else:
+        assert outcomes(stage(**off | {setting: on}), [text]) == [([], text)]
+        assert outcomes(stage(**off | {setting: beyond}), [text]) == [([reason], text)]
+
+
+def test_no_rule_is_without_its_example() -> None:
+    assert [case[0] for case in EACH_QUALITY_RULE] == [rule.reason for rule in GopherQuality().rules()]
+    assert [case[0] for case in EACH_REPETITION_RULE] == [rule.reason for rule in GopherRepetition().rules()]
 
 
 def test_stop_words_are_a_setting() -> None:
