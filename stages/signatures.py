@@ -21,6 +21,7 @@ from gristmill.stages.kernels.buffers import string_views
 from gristmill.stages.kernels.fold import Fold, fold
 
 METADATA = "metadata."  # before the name of a key of the `metadata` column
+FILE = b"gristmill.file"  # in the schema of an older signature table: where it is
 SETTINGS = b"gristmill.signature"  # in the schema of a signature table: what it was made with
 
 WITHOUT_EFFECT = ("memory_mb", "keep_signatures")  # settings that change no result
@@ -137,14 +138,17 @@ def with_settings(columns: Mapping[str, pa.Array], settings: str) -> Batch:
 def check_settings(tables: Sequence[pa.Table], settings: str, names: Sequence[str]) -> None:
     """Raises ClusterError when a table was signed with other settings, does not say so, or lacks a column."""
     for number, table in enumerate(tables):
-        said = (table.schema.metadata or {}).get(SETTINGS, b"unknown settings").decode()
+        stored = table.schema.metadata or {}
+        said = stored.get(SETTINGS, b"unknown settings").decode()
         missing = [name for name in names if name not in table.schema.names]
         if said != settings or missing:
             wrong = f"lack the column {missing[0]}" if said == settings else f"were made with {said}, not {settings}"
-            raise ClusterError(
-                f"The signatures of shard {number} {wrong}. Delete them and run the recipe again; of an earlier run, "
-                "make them again with these settings."
-            )
+            if FILE in stored:
+                raise ClusterError(
+                    f"The signatures of {stored[FILE].decode()} {wrong}. Signatures can be compared when they were made "
+                    "with the same settings: use those here, or run the earlier recipe again with these."
+                )
+            raise ClusterError(f"The signatures of shard {number} {wrong}. Delete them and run the recipe again.")
 
 
 def older(folders: Sequence[str]) -> list[pa.Table]:
@@ -160,5 +164,7 @@ def older(folders: Sequence[str]) -> list[pa.Table]:
                 f"against: {folder} holds no signatures (*.arrow). Name the `sign` folder of a run; one with "
                 "`keep_signatures: false` has removed them."
             )
-        tables += [pa.ipc.open_file(pa.memory_map(str(file))).read_all() for file in files]
+        for file in files:
+            table = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
+            tables.append(table.replace_schema_metadata({**(table.schema.metadata or {}), FILE: str(file)}))
     return tables
