@@ -145,8 +145,8 @@ def check_settings(tables: Sequence[pa.Table], settings: str, names: Sequence[st
             wrong = f"lack the column {missing[0]}" if said == settings else f"were made with {said}, not {settings}"
             if FILE in stored:
                 raise ClusterError(
-                    f"The signatures of {stored[FILE].decode()} {wrong}. Signatures can be compared when they were made "
-                    "with the same settings: use those here, or run the earlier recipe again with these."
+                    f"The signatures of {stored[FILE].decode()} {wrong}. Only signatures of the same settings can be "
+                    "compared: use those here, or run the earlier recipe again with these."
                 )
             raise ClusterError(f"The signatures of shard {number} {wrong}. Delete them and run the recipe again.")
 

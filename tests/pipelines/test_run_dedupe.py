@@ -8,6 +8,7 @@ from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 
+import fsspec
 import pytest
 from datatrove.utils.text import simplify_text
 
@@ -16,6 +17,7 @@ from gristmill.pipelines.open_run import open_run
 from gristmill.pipelines.progress import Display
 from gristmill.pipelines.run import Options, Outcome, RunError, run
 from gristmill.pipelines.verify import verify
+from gristmill.pipelines.work import _signatures
 
 MINHASH = "  - minhash: {ngram: 5, bands: 14, rows: 8}\n"
 
@@ -121,7 +123,8 @@ def second(crawl: Path, mine: Path, tmp_path: Path) -> Callable[[str], Path]:
 def test_a_second_dump_costs_only_itself(second: Callable[[str], Path], mine: Path, tmp_path: Path) -> None:
     """Signed are its three files; the older signatures stay untouched; what the older run has is dropped."""
     before = stamps(mine / "run")
-    do(second(""), tmp_path / "second")
+    recipe = second("")
+    do(recipe, tmp_path / "second")
     assert len(list((tmp_path / "second/02-minhash/sign").glob("*.arrow"))) == 3
     assert stamps(mine / "run") == before
     book = open_run(tmp_path / "second").stages()["minhash"]
@@ -129,7 +132,7 @@ def test_a_second_dump_costs_only_itself(second: Callable[[str], Path], mine: Pa
     assert book.dropped["near_duplicate"].documents >= signed > 5
     kept = open_run(tmp_path / "second").kept().to_table(columns=["doc_id"])["doc_id"].to_pylist()
     assert "new" in kept
-    assert do(second(""), tmp_path / "second").done == 0
+    assert do(recipe, tmp_path / "second").done == 0
 
 
 def test_a_second_dump_marks(second: Callable[[str], Path], tmp_path: Path) -> None:
@@ -147,7 +150,7 @@ def test_a_second_dump_marks(second: Callable[[str], Path], tmp_path: Path) -> N
 def test_signatures_of_an_earlier_run_with_other_settings_are_refused(
     second: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    with pytest.raises(RunError, match=r"sign/part-\d+\.arrow were made with minhash .* numbers.*use those here"):
+    with pytest.raises(RunError, match=r"sign/part-\d+\.arrow were made with minhash .*numbers.*use those here"):
         do(second(", normalize: {numbers: false}"), tmp_path / "second")
 
 
@@ -179,3 +182,16 @@ def test_what_is_removed_has_a_near_copy_that_stays(finished_run: Path) -> None:
     for row in before:
         own = shingles(row["text"])
         assert max(len(own & other) / len(own | other) for other in sets) > 0.5
+
+
+def test_signatures_on_remote_storage_are_mapped_from_a_copy(mine: Path, tmp_path: Path) -> None:
+    """The same rows, and a file that clustering maps instead of holding."""
+    local = next(iter(sorted((mine / "run/04-minhash/sign").glob("*.arrow"))))
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/signatures/part-00000.arrow", local.read_bytes())
+    try:
+        table = _signatures("memory://signatures/part-00000.arrow", str(tmp_path / "copy.arrow"))
+    finally:
+        memory.rm("/signatures", recursive=True)
+    assert table.equals(_signatures(str(local), "unused"))
+    assert (tmp_path / "copy.arrow").read_bytes() == local.read_bytes()

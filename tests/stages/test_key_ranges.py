@@ -96,11 +96,12 @@ def test_too_little_memory_says_how_much_it_takes() -> None:
     message = r"memory_mb: 0\.04 is too little to cluster 1,000 documents, which take at least 0\.048"
     with pytest.raises(ClusterError, match=message):
         MinHash(bands=1, memory_mb=0.04).cluster(tables)
+    exact = Exact(memory_mb=0.04)
+    rows = pa.array([str(i) for i in range(1_000)])
+    columns = {"doc_id": rows, "source": rows, "dump": rows, "date": rows, "text": rows}
+    table = pa.Table.from_batches([exact.sign(pa.RecordBatch.from_pydict(columns))])
     with pytest.raises(ClusterError, match=r"memory_mb: 0\.04 is too little"):
-        exact = Exact(memory_mb=0.04)
-        rows = pa.array([str(i) for i in range(1_000)])
-        columns = {"doc_id": rows, "source": rows, "dump": rows, "date": rows, "text": rows}
-        exact.cluster([pa.Table.from_batches([exact.sign(pa.RecordBatch.from_pydict(columns))])])
+        exact.cluster([table])
 
 
 def test_keys_that_fall_into_one_range_all_the_same() -> None:

@@ -155,11 +155,7 @@ def test_a_normalisation_of_ones_own(verify: str) -> None:
 
 def test_sentences_without_spaces_are_not_one_word() -> None:
     """Chinese, Japanese, Thai: copies with another end are found, other sentences of the same words are not."""
-    for letters in (
-        "天地玄黃宇宙洪荒日月盈昃辰宿列張",
-        "あいうえおかきくけこさしすせそたちつてと",
-        "กขคฆงจฉชซฌญฎฏฐฑฒณดตถ",
-    ):
+    for letters in ("天地玄黃宇宙洪荒日月盈昃辰宿列張", "あいうえおかきくけこさしすせそ", "กขคฆงจฉชซฌญฎฏฐฑฒณดตถ"):
         rng = random.Random(letters)
         text, other = ("".join(rng.choices(letters, k=300)) for _ in range(2))
         assert removed(MinHash(verify="jaccard", keep="first"), [batch([text, text + letters[:8], other])]) == {"d0001"}
@@ -321,7 +317,7 @@ def test_against_an_earlier_run(tmp_path: Path) -> None:
     assert figures["sizes"] == {"2": 1, "3": 1}
     with pytest.raises(ClusterError, match="holds no signatures"):
         MinHash(against=(str(tmp_path / "none"),)).cluster([])
-    with pytest.raises(ClusterError, match="shard 0 were made with"):
+    with pytest.raises(ClusterError, match=r"part-00000\.arrow were made with"):
         MinHash(against=(str(tmp_path),), seed=2).cluster([])
 
 
