@@ -212,7 +212,11 @@ def calibrate(
     ] = None,
     stage: Annotated[list[str] | None, typer.Option(help="Only this stage; can be given again.")] = None,
     by_language: Annotated[
-        bool, typer.Option("--by-language", help="Also for each language with at least 50 documents.")
+        bool,
+        typer.Option(
+            "--by-language",
+            help="For each language with at least 50 documents: a table for `by_language`, with its stop words.",
+        ),
     ] = False,
     reference: Annotated[
         str | None, typer.Option(help="Take limits from the documents of this source, at --percentile.")
@@ -225,14 +229,15 @@ def calibrate(
 ) -> None:
     """Propose limits from the measures of a finished run, with what they remove before and after."""
     from gristmill.pipelines import calibrate_write as written
-    from gristmill.pipelines.calibrate import Goal
     from gristmill.pipelines.calibrate import calibrate as propose
+    from gristmill.pipelines.calibrate_table import table_text
+    from gristmill.pipelines.limits_found import Goal
     from gristmill.pipelines.recipe import STAGES
     from gristmill.stages.shards import publish_bytes
 
     share = written.shares(target_removal, reference, percentile)
     found = propose(written.open_run_of(run_folder), STAGES, Goal(share, reference, by_language), stage or ())
-    text = written.yaml_text(found, STAGES)
+    text = table_text(found) if by_language else written.yaml_text(found, STAGES)
     if out is not None:
         publish_bytes(out, text.encode())
     if as_json:

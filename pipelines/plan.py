@@ -91,12 +91,13 @@ def _identity(recipe: Recipe, use: StageUse, model_keys: dict[str, str]) -> list
 
 
 def _foreign_files(recipe: Recipe, stage: Any) -> list[list[Any]]:
-    """Identity of files that a stage reads besides its documents: lists, models by path."""
+    """Identity of files that a stage reads besides its documents: lists, models by path, tables by their content."""
     paths = [*(stage.files() if hasattr(stage, "files") else ()), *getattr(stage, "against", ())]
     model = getattr(stage, "model", None)
     if isinstance(model, str) and model not in recipe.models and exists(model):
         paths.append(model)
-    return [[path, *stamp] for path in paths for stamp in _stamps(path)]
+    read = stage.digests() if hasattr(stage, "digests") else []
+    return [[path, *stamp] for path in paths for stamp in _stamps(path)] + [["content", digest] for digest in read]
 
 
 def _stamps(path: str) -> list[tuple[str, int, str]]:

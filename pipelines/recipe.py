@@ -41,9 +41,11 @@ from gristmill.stages.extract import Extract
 from gristmill.stages.fineweb import FineWeb
 from gristmill.stages.gopher import GopherQuality, GopherRepetition
 from gristmill.stages.language import Language
+from gristmill.stages.lines_across import LinesAcross
 from gristmill.stages.minhash import MinHash
 from gristmill.stages.models import FastText, KenLM
 from gristmill.stages.normalize import Normalize
+from gristmill.stages.paragraphs import Paragraphs
 from gristmill.stages.perplexity import Perplexity
 from gristmill.stages.pii import Pii
 from gristmill.stages.readers_common import READ_FIELDS
@@ -68,6 +70,8 @@ STAGES: dict[str, Any] = {
     "classifier": Classifier,
     "exact": Exact,
     "minhash": MinHash,
+    "paragraphs": Paragraphs,
+    "lines_across": LinesAcross,
     "pii": Pii,
 }
 MODELS: dict[str, Any] = {"kenlm": KenLM, "fasttext": FastText}

@@ -272,7 +272,7 @@ class _Runner:
             lambda card: {"documents": card["rows"], "bytes_": card["bytes"]},
         )
         keys = tuple(segment.sign[shard.index] for shard in signed)
-        cluster = work.ClusterOrder(self.out, folder, tuple(signed), keys, str(segment.cluster), gate.stage)
+        cluster = work.ClusterOrder(self.out, folder, tuple(signed), keys, str(segment.cluster), gate.stage, upstream)
         self._work(f"{folder} cluster", work.run_cluster, [cluster], [f"{folder}/cluster"], _documents)
 
     def _shards(self, segment: SegmentPlan, upstream: str | None) -> None:

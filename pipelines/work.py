@@ -14,7 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -101,6 +101,7 @@ class ClusterOrder:
     sign_keys: tuple[str, ...]
     key: str
     stage: Any
+    upstream: str = ""  # folder of the segment before: for texts that the figures show
 
 
 def parts_of(out: str, folder: str, kind: str, shard: Shard, ending: str) -> str:
@@ -417,6 +418,8 @@ def _clustered(order: ClusterOrder, scratch: str) -> dict[str, Any]:
             )
         tables.append(table)
     decisions, figures = order.stage.cluster(tables)
+    if hasattr(order.stage, "illustrate"):
+        figures = order.stage.illustrate(figures, partial(_texts, order))
     for shard, table in zip(order.shards, decisions, strict=True):
         with publish(parts_of(order.out, order.folder, "cluster", shard, "parquet")) as file:
             pq.write_table(table, file, compression="zstd", compression_level=3)
@@ -429,6 +432,17 @@ def _clustered(order: ClusterOrder, scratch: str) -> dict[str, Any]:
     }
     publish_bytes(join(order.out, order.folder, "cluster", "card.json"), orjson.dumps(card, option=orjson.OPT_INDENT_2))
     return card
+
+
+def _texts(order: ClusterOrder, shard: int, ids: Sequence[str]) -> dict[str, str]:
+    """Texts of documents of the shard at a place in `order.shards`, by doc_id."""
+    out: dict[str, str] = {}
+    wanted = pa.array(sorted(set(ids)), pa.string())
+    path = parts_of(order.out, order.upstream, "kept", order.shards[shard], "parquet")
+    for batch in kept_batches(path, ["doc_id", "text"]):
+        found = batch.filter(pc.is_in(batch["doc_id"], value_set=wanted))
+        out |= dict(zip(found["doc_id"].to_pylist(), found["text"].to_pylist(), strict=True))
+    return out
 
 
 def _signatures(path: str, copy: str) -> pa.Table:
