@@ -26,7 +26,8 @@ class HashSet:
 
     @classmethod
     def of(cls, hashes: np.ndarray) -> HashSet:
-        ordered = np.unique(hashes)
+        ordered = np.sort(hashes)  # np.unique makes a hash table of integers: four times the memory
+        ordered = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
         edges = np.arange((1 << _BUCKET_BITS) + 1, dtype=np.uint64) << np.uint64(64 - _BUCKET_BITS)
         starts = np.searchsorted(ordered, edges[:-1]).astype(np.int64)
         return cls(ordered, np.append(starts, len(ordered)))

@@ -141,11 +141,15 @@ def _measure_all(offsets: np.ndarray, data: np.ndarray, settings: _Settings, wit
     lines.line_measures(offsets, data, TABLES, settings.short_line_chars, of_lines)
     stops = ngrams.stop_table(settings.stop_words)
     hashes = powers = np.empty(0, np.uint64)
-    chars = np.empty(0, np.int32)
+    chars, places = np.empty(0, np.int32), np.empty(1, np.int32)
+    joined = np.empty(0, np.uint8)
     for group in words.word_groups(offsets, data, settings.splitter):
         if len(group.starts) > len(chars):
             hashes, powers = np.empty(len(group.starts), np.uint64), np.empty(len(group.starts), np.uint64)
-            chars = np.empty(len(group.starts), np.int32)
+            chars, places = np.empty(len(group.starts), np.int32), np.empty(len(group.starts) + 1, np.int32)
+        size = int(offsets[group.last] - offsets[group.first]) + ngrams.SPARE
+        if size > len(joined):
+            joined = np.empty(size, np.uint8)
         ngrams.word_measures(
             data,
             offsets,
@@ -159,10 +163,14 @@ def _measure_all(offsets: np.ndarray, data: np.ndarray, settings: _Settings, wit
             hashes,
             powers,
             chars,
+            places,
+            joined,
             of_words,
         )
         if with_ngrams:
-            ngrams.ngram_measures(group.first, group.last, group.counts, hashes, powers, chars, of_ngrams)
+            ngrams.ngram_measures(
+                group.first, group.last, group.counts, hashes, powers, chars, places, joined, of_ngrams
+            )
     return Measures(of_lines, of_words, of_ngrams)
 
 

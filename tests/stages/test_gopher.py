@@ -241,6 +241,7 @@ def ngrams_of_words(documents: list[list[str]]) -> np.ndarray:
     counts = np.array([len(words) for words in documents])
     n = len(starts)
     hashes, powers, chars = np.empty(n, np.uint64), np.empty(n, np.uint64), np.empty(n, np.int32)
+    places, joined = np.empty(n + 1, np.int32), np.empty(len(data) + ngrams.SPARE, np.uint8)
     word_out = np.empty((len(documents), ngrams.WORD_COLUMNS), np.int64)
     out = np.empty((len(documents), ngrams.NGRAM_COLUMNS), np.int64)
     ngrams.word_measures(
@@ -256,9 +257,11 @@ def ngrams_of_words(documents: list[list[str]]) -> np.ndarray:
         hashes,
         powers,
         chars,
+        places,
+        joined,
         word_out,
     )
-    ngrams.ngram_measures(0, len(documents), counts, hashes, powers, chars, out)
+    ngrams.ngram_measures(0, len(documents), counts, hashes, powers, chars, places, joined, out)
     return out
 
 
