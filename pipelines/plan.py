@@ -83,7 +83,7 @@ def make_plan(recipe: Recipe, shards: Sequence[Shard]) -> Plan:
 def _settings(recipe: Recipe, use: StageUse, model_keys: dict[str, str]) -> dict[str, Any]:
     """The settings of a stage, its model by key."""
     name = model_of(recipe, use)
-    settings: dict[str, Any] = use.stage.model_dump(mode="json")
+    settings: dict[str, Any] = use.stage.model_dump(mode="json", exclude=set(getattr(use.stage, "without_effect", ())))
     return settings if name is None else settings | {"model": model_keys[name]}
 
 
@@ -97,11 +97,17 @@ def _identity(recipe: Recipe, use: StageUse, model_keys: dict[str, str]) -> list
 def _foreign_files(recipe: Recipe, stage: Any) -> list[list[Any]]:
     """Identity of files that a stage reads besides its documents: lists, models by path, tables by their content."""
     paths = [*(stage.files() if hasattr(stage, "files") else ()), *getattr(stage, "against", ())]
-    model = getattr(stage, "model", None)
-    if isinstance(model, str) and model not in recipe.models and exists(model):
-        paths.append(model)
     read = stage.digests() if hasattr(stage, "digests") else []
-    return [[path, *stamp] for path in paths for stamp in _stamps(path)] + [["content", digest] for digest in read]
+    own = [[path, *stamp] for path in paths for stamp in _stamps(path)]
+    return own + _model_files(recipe, stage) + [["content", digest] for digest in read]
+
+
+def _model_files(recipe: Recipe, stage: Any) -> list[list[Any]]:
+    """Identity of the files of a model by path."""
+    model = getattr(stage, "model", None)
+    if not isinstance(model, str) or model in recipe.models or not exists(model):
+        return []
+    return [[model, *stamp] for stamp in _stamps(model)]
 
 
 def _stamps(path: str) -> list[tuple[str, int, str]]:
@@ -129,10 +135,8 @@ def _gate_keys(
     if gate is None:
         return {}, None
     settings = _settings(recipe, gate, model_keys)
-    files = _foreign_files(recipe, gate.stage)
-    identity = [gate.key, gate.stage.version, settings]
-    signed = identity
-    if hasattr(gate.stage, "signs_with"):  # and then `sign` reads the files of its model, but no signatures
-        signed = [*identity[:2], {name: settings[name] for name in gate.stage.signs_with}, files]
-    sign = {s.index: hash_of("sign", signed, keys[s.index]) for s in shards if gate.applies(s.source)}
-    return sign, hash_of("cluster", identity, files, sorted(sign.items()))
+    later = set(getattr(gate.stage, "after_signing", ()))
+    name = [gate.key, gate.stage.version]
+    signing = [*name, {k: v for k, v in settings.items() if k not in later}, _model_files(recipe, gate.stage)]
+    sign = {s.index: hash_of("sign", signing, keys[s.index]) for s in shards if gate.applies(s.source)}
+    return sign, hash_of("cluster", [*name, settings], _foreign_files(recipe, gate.stage), sorted(sign.items()))

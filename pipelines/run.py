@@ -76,6 +76,8 @@ def run(recipe: Recipe, out: str, options: Options, display: Display) -> Outcome
     left = pieces_left(plan, out)
     outcome.found = left.found
     if not left.todo:
+        for segment in plan.segments:
+            drop_signatures(segment, out)
         display.say(f"Nothing to do: all {left.found:,} pieces of {out} are there and up to date.")
         return outcome
     if left.found:
@@ -181,6 +183,16 @@ def card_key(path: str) -> str | None:
     return str(card.get("key"))
 
 
+def drop_signatures(segment: SegmentPlan, out: str) -> None:
+    """Removes the signatures of a segment that is done, where nobody wants them: its decisions are what counts."""
+    gate = segment.segment.gate
+    if gate is None or getattr(gate.stage, "keep_signatures", True):
+        return
+    fs, inner = filesystem(join(out, segment.segment.folder, "sign"))
+    if fs.exists(inner):
+        fs.rm(inner, recursive=True)
+
+
 def manifest_key(plan: Plan) -> str:
     return hash_of("manifest", plan.tokenizer, list(plan.tokens))
 
@@ -200,6 +212,7 @@ class _Runner:
             if segment.cluster is not None and upstream is not None:
                 self._gate(segment, upstream)
             self._shards(segment, upstream)
+            drop_signatures(segment, self.out)
             upstream = folder
 
     def _work(

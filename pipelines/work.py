@@ -9,6 +9,7 @@ import heapq
 import importlib.metadata
 import platform
 import socket
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -400,12 +401,17 @@ def _empty_batch(path: str, columns: Sequence[str]) -> Batch:
 def run_cluster(order: ClusterOrder) -> dict[str, Any]:
     """Decides over all signatures -> the figures. The card with the key is published last."""
     withdraw(join(order.out, order.folder, "cluster", "card.json"))
+    with tempfile.TemporaryDirectory(prefix="gristmill-") as scratch:
+        return _clustered(order, scratch)
+
+
+def _clustered(order: ClusterOrder, scratch: str) -> dict[str, Any]:
     begun = time.perf_counter()
     tables = []
     for shard, key in zip(order.shards, order.sign_keys, strict=True):
         card = orjson.loads(read_bytes(parts_of(order.out, order.folder, "sign", shard, "json")))
         path = parts_of(order.out, order.folder, "sign", shard, "arrow")
-        table = _signatures(path)
+        table = _signatures(path, f"{scratch}/{shard.part}.arrow")
         if card["key"] != key or card["rows"] != table.num_rows:
             raise ShardError(
                 f"{path} holds signatures of another run or is incomplete. Delete it and run the recipe again."
@@ -439,13 +445,13 @@ def _texts(order: ClusterOrder, shard: int, ids: Sequence[str]) -> dict[str, str
     return out
 
 
-def _signatures(path: str) -> pa.Table:
-    """A signature file; mapped, not read, where it lies on a local disk."""
+def _signatures(path: str, copy: str) -> pa.Table:
+    """A signature file, mapped, not read; one that does not lie on a local disk is copied there first."""
     fs, inner = filesystem(path)
-    if isinstance(fs, LocalFileSystem):
-        return pa.ipc.open_file(pa.memory_map(inner)).read_all()
-    with fs.open(inner, "rb") as file:
-        return pa.ipc.open_file(file).read_all()
+    if not isinstance(fs, LocalFileSystem):
+        fs.get_file(inner, copy)
+        inner = copy
+    return pa.ipc.open_file(pa.memory_map(inner)).read_all()
 
 
 def summary(ledger: Mapping[str, Any]) -> dict[str, int]:

@@ -38,6 +38,7 @@ from gristmill.stages.documents import (
 from gristmill.stages.kneser_ney import ModelError
 from gristmill.stages.loading import loaded_once
 from gristmill.stages.perplexity import read_description
+from gristmill.stages.signatures import text_hashes
 from gristmill.stages.top_share import EVERYTHING, Cuts, find_cuts, in_top
 
 LABEL_PREFIX = "__label__"
@@ -109,7 +110,7 @@ class Classifier(Settings):
     measures: ClassVar[tuple[Measure, ...]] = cast(
         Any, BySettings(lambda stage: (Measure(stage.score_column, "probability", linear_edges(0, 1)),))
     )
-    signs_with: ClassVar[tuple[str, ...]] = ("model", "label", "keep_top_by")  # settings that change a signature
+    after_signing: ClassVar[tuple[str, ...]] = ("min_score", "keep_top", "pareto", "seed", "column")
 
     model: str  # folder that `models.FastText` wrote, the name of a model of the recipe, or a fastText file
     min_score: float | None = Field(None, ge=0, le=1)  # no limit at all: measure only
@@ -174,7 +175,7 @@ class Classifier(Settings):
         columns = {"doc_id": batch["doc_id"], "source": batch["source"]}
         if self.keep_top_by == "language":
             columns["language"] = batch["language"]
-        columns["text_hash"] = duplicates.text_hashes(batch["text"])
+        columns["text_hash"] = text_hashes(batch["text"])
         columns["score"] = pa.array(self._scores(batch))
         return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 

@@ -159,12 +159,13 @@ class GlobalStage(Protocol):
     all shards, in shard order, and gives a table for every shard: one row for each document that it has something
     to say about (`doc_id` string, `reason` string or null to keep, then the columns of `adds`).
     `keep` joins by `doc_id`; documents without a row are kept and get null in the columns of `adds`. The runner
-    counts that every row met its document. `needs` may depend on the settings of an instance. `rules` judge the
-    measures that `cluster` gave, besides its own reasons.
+    counts that every row met its document. `needs` and `adds` may depend on the settings of an instance. `rules` judge
+    the measures that `cluster` gave, besides its own reasons.
 
-    A stage that is global with some settings only says so by a property `is_global`. One of which `sign` depends on
-    few of the settings names them in `signs_with`: a change of the others signs nothing again. Tables are taken one
-    after the other, so that `cluster` may make each when it is asked for.
+    A stage that is global with some settings only says so by a property `is_global`. A stage names the settings that
+    change no result (`without_effect`), which are no part of a key, and those that its signatures do not depend on
+    (`after_signing`): a change of them clusters again and signs nothing. Tables are taken one after the other, so that
+    `cluster` may make each when it is asked for.
 
     A stage that edits documents by what it decided has `apply(batch, decisions) -> (Result, rows met)` of its own
     instead of the join, and its decisions have the columns that it likes beside `doc_id`.
@@ -180,7 +181,7 @@ class GlobalStage(Protocol):
 
     def sign(self, batch: Batch) -> Batch: ...
 
-    def cluster(self, signatures: Sequence[pa.Table]) -> tuple[Iterable[pa.Table], Mapping[str, Any]]: ...
+    def cluster(self, signed: Sequence[pa.Table]) -> tuple[Iterable[pa.Table], Mapping[str, Any]]: ...
 
 
 REASONS = pa.list_(pa.string())

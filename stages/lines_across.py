@@ -25,6 +25,7 @@ from gristmill.stages.kernels import hashing
 from gristmill.stages.kernels import parts as kernels
 from gristmill.stages.kernels.buffers import string_views
 from gristmill.stages.paragraphs import normalised_keys
+from gristmill.stages.signatures import check_settings
 
 SHOWN = 400  # lines that the figures describe
 SHOWN_CHARS = 200  # of each
@@ -62,6 +63,8 @@ class LinesAcross(Settings):
     needs: ClassVar[tuple[str, ...]] = ("text", "source", "dump", "url")
     adds: ClassVar[Mapping[str, pa.DataType]] = {"lines_across.removed_chars": pa.float64()}
     measures: ClassVar[tuple[Measure, ...]] = (Measure("lines_across.removed_chars", "share of characters"),)
+    without_effect: ClassVar[tuple[str, ...]] = ("sort_bytes",)
+    after_signing: ClassVar[tuple[str, ...]] = ("max_documents", "max_share", "min_chars_left")
 
     max_documents: int = Field(10, ge=1)  # of a domain that may have the same line
     max_share: float = Field(0.0, ge=0, le=1)  # of the domain's documents that may have it, where that is more
@@ -86,7 +89,7 @@ class LinesAcross(Settings):
         """-> decisions for each shard (see `parts.py`), figures: documents, lines, removed, documents_edited,
         without_domain, and `commonest`: of the lines removed from most documents the domain, the number of documents,
         and where one is (shard, doc_id, line), for `illustrate`."""
-        duplicates.check_settings(signatures, self.described(), ("keys", "domain"))
+        check_settings(signatures, self.described(), ("keys", "domain"))
         starts = duplicates.row_starts(signatures)
         keys = parts.Keys(signatures, self.sort_bytes)
         domains = pa.chunked_array([c for t in signatures for c in t["domain"].chunks], pa.string())

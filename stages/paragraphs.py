@@ -27,6 +27,7 @@ from gristmill.stages.kernels import hashing
 from gristmill.stages.kernels import parts as kernels
 from gristmill.stages.kernels.buffers import string_views
 from gristmill.stages.kernels.fold import fold
+from gristmill.stages.signatures import Needs, check_keep, check_settings
 
 BREAKS = {"line": 1, "paragraph": 2}  # "\n" in a row that end a part
 
@@ -46,9 +47,11 @@ class Paragraphs(Settings):
 
     name: ClassVar[str] = "paragraphs"
     version: ClassVar[int] = 1
-    needs: ClassVar[tuple[str, ...]] = cast(Any, duplicates.Needs())
+    needs: ClassVar[tuple[str, ...]] = cast(Any, Needs())
     adds: ClassVar[Mapping[str, pa.DataType]] = {"paragraphs.removed_chars": pa.float64()}
     measures: ClassVar[tuple[Measure, ...]] = (Measure("paragraphs.removed_chars", "share of characters"),)
+    without_effect: ClassVar[tuple[str, ...]] = ("sort_bytes",)
+    after_signing: ClassVar[tuple[str, ...]] = ("scope", "group_shards", "keep", "min_chars_left")
 
     unit: Literal["line", "paragraph"] = "line"  # CCNet's paragraphs are lines
     min_words: int = Field(1, ge=1)  # shorter paragraphs are never removed
@@ -59,7 +62,7 @@ class Paragraphs(Settings):
     min_chars_left: int = Field(1, ge=0)  # of a document that lost something; fewer drop it. CCNet: 300
     sort_bytes: int = Field(1 << 30, ge=1 << 10)  # memory for sorting; more paragraphs take more passes
 
-    _check_policy = field_validator("policy")(duplicates.check_keep)
+    _check_policy = field_validator("policy")(check_keep)
 
     def rules(self) -> Sequence[Rule]:
         return ()
@@ -75,7 +78,7 @@ class Paragraphs(Settings):
 
     def cluster(self, signatures: Sequence[pa.Table]) -> tuple[list[pa.Table], Mapping[str, Any]]:
         """-> decisions for each shard (see `parts.py`), figures: documents, paragraphs, removed, documents_edited."""
-        duplicates.check_settings(signatures, self.described(), ("keys",))
+        check_settings(signatures, self.described(), ("keys",))
         duplicates.row_starts(signatures)
         keys = parts.Keys(signatures, self.sort_bytes)
         removed = 0

@@ -16,11 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.stages import duplicates
 from gristmill.stages.documents import Batch, Result, cut, with_columns
-from gristmill.stages.duplicates import ClusterError
 from gristmill.stages.kernels import cluster, parts
 from gristmill.stages.kernels.buffers import string_views
+from gristmill.stages.signatures import ClusterError, identity, with_settings
 
 BYTES_PER_KEY = 36  # key, place, their copies while they are sorted, owner, number of the part
 
@@ -200,4 +199,4 @@ def _without(texts: pa.Array, decisions: pa.Table, breaks: int) -> tuple[pa.Arra
 
 def signed(batch: Batch, keep: str, keys: pa.Array, described: str, more: dict[str, pa.Array]) -> Batch:
     """A signature table: identity, keys, and what else a stage compares."""
-    return duplicates.with_settings({**duplicates.identity(batch, keep), **more, "keys": keys}, described)
+    return with_settings({**identity(batch, keep), **more, "keys": keys}, described)

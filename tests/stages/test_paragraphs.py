@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.stages.duplicates import ClusterError
 from gristmill.stages.kernels import parts as kernels
 from gristmill.stages.kernels.fold import fold
 from gristmill.stages.kernels.shingles import normalised
 from gristmill.stages.lines_across import LinesAcross, domains_of
 from gristmill.stages.paragraphs import Paragraphs
 from gristmill.stages.parts import split
+from gristmill.stages.signatures import ClusterError
 
 Shards = list[pa.RecordBatch]
 
