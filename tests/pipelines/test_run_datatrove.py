@@ -24,6 +24,7 @@ from gristmill.pipelines.progress import Display
 from gristmill.pipelines.run import Options, run
 from gristmill.pipelines.verify import verify
 from gristmill.stages.settings_file import SettingsError
+from gristmill.stages.train_fasttext import _zeroed_memory
 
 RECIPE = """name: blocks
 sources:
@@ -108,9 +109,9 @@ def local_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A fastText classifier of two labels, and a tokenizer."""
     folder = tmp_path_factory.mktemp("files")
     (folder / "train.txt").write_text("__label__good the mill grinds the grain\n__label__bad buy now - list\n" * 60)
-    # Ten threads: with fewer, fastText leaves a part of its matrix as the memory held it, and may stop at a NaN.
-    options = {"epoch": 400, "lr": 0.5, "dim": 4, "bucket": 100, "verbose": 0, "thread": 10}
-    fasttext.train_supervised(str(folder / "train.txt"), **options).save_model(str(folder / "quality.bin"))
+    options = {"epoch": 200, "dim": 4, "bucket": 100, "verbose": 0, "thread": 1}
+    with _zeroed_memory():  # else fastText may stop at a NaN
+        fasttext.train_supervised(str(folder / "train.txt"), **options).save_model(str(folder / "quality.bin"))
     tokenizer = Tokenizer(BPE(unk_token="?"))
     tokenizer.pre_tokenizer = Whitespace()
     tokenizer.train_from_iterator([text for _, text in PAGES], BpeTrainer(vocab_size=80, special_tokens=["?"]))
