@@ -79,8 +79,9 @@ class Needs:
     def __get__(self, stage: Any, owner: type) -> tuple[str, ...]:
         columns = ["text", "source", "dump"]
         if stage is not None:
-            measure = _KEEP.fullmatch(stage.keep)
-            columns += ["date"] if stage.keep == "earliest" else [measure[2]] if measure and measure[2] else []
+            keep = getattr(stage, "policy", stage.keep)  # `paragraphs` has both
+            measure = _KEEP.fullmatch(keep)
+            columns += ["date"] if keep == "earliest" else [measure[2]] if measure and measure[2] else []
             columns += ["url"] if getattr(stage, "by", "text") == "url" else []
             if getattr(stage, "column", None) is not None:
                 columns.append("metadata" if stage.column.startswith(METADATA) else stage.column)

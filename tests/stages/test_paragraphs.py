@@ -116,6 +116,13 @@ def test_groups_of_shards_are_apart() -> None:
     assert len(result(Paragraphs(group_shards=2), shards)[0]) == 2
 
 
+def test_the_policy_says_who_keeps_a_paragraph() -> None:
+    one = batch(["a copy", "a copy\nand more"], date=["2020", "2021"])
+    stage = Paragraphs(policy="earliest")
+    assert "date" in stage.needs
+    assert result(stage, [one])[0] == {"d0000": "a copy", "d0001": "and more"}
+
+
 def test_sources_can_be_apart() -> None:
     one = batch(["a copy", "a copy", "a copy"], source=["a", "a", "b"])
     assert set(result(Paragraphs(scope="source"), [one])[0]) == {"d0000", "d0002"}
