@@ -35,7 +35,7 @@ from gristmill.pipelines.limits_found import (
     Proposal,
     StageLimits,
 )
-from gristmill.pipelines.open_run import Run, RunError
+from gristmill.pipelines.open_run import Run, RunError, heading_of
 from gristmill.pipelines.quantiles import READINGS, StreamedRank
 from gristmill.pipelines.reached import Documents, Reached
 from gristmill.pipelines.report.limits import SIDES, StageRules, rules_of
@@ -232,8 +232,9 @@ def _judged(rule: Rule, limits: list[Limit]) -> bool:
 
 def _settings(run: Run, key: str, label: str) -> dict[str, Any]:
     """The stage's settings as the recipe of the run has them: of the use that `rules_of` calls by the label."""
-    uses = [use for use in run.recipe.get("stages", []) if isinstance(use, dict) and key in use]
-    labels = [name for name in run.stages() if name == key or name.startswith(f"{key} ")]
+    heading = label.partition(" ")[0]
+    uses = [use for use in run.recipe.get("stages", []) if heading_of(use) == heading]
+    labels = [name for name in run.stages() if name.partition(" ")[0] == heading]
     use = uses[labels.index(label)] if labels.index(label) < len(uses) else uses[0]
     return dict(use[key] or {})
 

@@ -65,7 +65,7 @@ def make_plan(recipe: Recipe, shards: Sequence[Shard]) -> Plan:
             if name not in model_keys
         }
         model_keys |= trained
-        sign, cluster = _gate_keys(recipe, segment, shards, keys)
+        sign, cluster = _gate_keys(recipe, segment, shards, keys, model_keys)
         passed = []
         for shard, key in zip(shards, keys, strict=True):
             identities = [_identity(recipe, use, model_keys) for use in segment.uses if use.applies(shard.source)]
@@ -80,11 +80,15 @@ def make_plan(recipe: Recipe, shards: Sequence[Shard]) -> Plan:
     return Plan(recipe, tuple(shards), tuple(plans), tokenizer, tokens)
 
 
-def _identity(recipe: Recipe, use: StageUse, model_keys: dict[str, str]) -> list[Any]:
+def _settings(recipe: Recipe, use: StageUse, model_keys: dict[str, str]) -> dict[str, Any]:
+    """The settings of a stage, its model by key."""
     name = model_of(recipe, use)
-    settings = use.stage.model_dump(mode="json")
-    if name is not None:
-        settings["model"] = model_keys[name]
+    settings: dict[str, Any] = use.stage.model_dump(mode="json")
+    return settings if name is None else settings | {"model": model_keys[name]}
+
+
+def _identity(recipe: Recipe, use: StageUse, model_keys: dict[str, str]) -> list[Any]:
+    settings = _settings(recipe, use, model_keys)
     # Stages whose result is another package's say which: an upgrade of it is another result.
     packages = {name: importlib.metadata.version(name) for name in getattr(use.stage, "packages", ())}
     return [use.key, use.stage.version, settings, _foreign_files(recipe, use.stage), packages]
@@ -119,11 +123,16 @@ def _model_identity(recipe: Recipe, name: str) -> tuple[int, list[Any]]:
 
 
 def _gate_keys(
-    recipe: Recipe, segment: Segment, shards: Sequence[Shard], keys: Sequence[str]
+    recipe: Recipe, segment: Segment, shards: Sequence[Shard], keys: Sequence[str], model_keys: dict[str, str]
 ) -> tuple[dict[int, str], str | None]:
     gate = segment.gate
     if gate is None:
         return {}, None
-    identity = [gate.key, gate.stage.version, gate.stage.model_dump(mode="json")]
-    sign = {s.index: hash_of("sign", identity, keys[s.index]) for s in shards if gate.applies(s.source)}
-    return sign, hash_of("cluster", identity, _foreign_files(recipe, gate.stage), sorted(sign.items()))
+    settings = _settings(recipe, gate, model_keys)
+    files = _foreign_files(recipe, gate.stage)
+    identity = [gate.key, gate.stage.version, settings]
+    signed = identity
+    if hasattr(gate.stage, "signs_with"):  # and then `sign` reads the files of its model, but no signatures
+        signed = [*identity[:2], {name: settings[name] for name in gate.stage.signs_with}, files]
+    sign = {s.index: hash_of("sign", signed, keys[s.index]) for s in shards if gate.applies(s.source)}
+    return sign, hash_of("cluster", identity, files, sorted(sign.items()))

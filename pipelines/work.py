@@ -57,7 +57,7 @@ VERSIONED = ("gristmill", "pyarrow", "numpy", "numba", "resiliparse", "fastwarc"
 class StageStep:
     """A stage as a worker runs it: models resolved to paths."""
 
-    key: str
+    key: str  # what the books call it
     stage: Any
     is_gate: bool = False  # its decisions were made by `cluster`; the worker joins them
 

@@ -7,8 +7,10 @@
 The default model is lid.176 (Joulin et al. 2016), as FineWeb ran it; any other fastText model goes by path, GlotLID
 for example. Languages are named as the model's labels are, without `__label__`.
 
-The model sees at most `sample_bytes` of a document, in pieces evenly spread over it: it takes 0.12 ms per KB, and on
-485 pages of documentation the label equalled that of the full text for 99.8 %, with 2 KB for all.
+The model sees at most `sample_bytes` of a document, in pieces evenly spread over it: it takes 0.12 ms per KB. On 8,000
+documents of Debian's packages over 1 KB, in 23 languages with 20 of them or more, the label equalled that of the full
+text for 99.0 % (99.8 % where that scored 0.65 or more), and with 2 KB for 99.5 %; the time was a thirteenth. The score
+moves more: whether `keep: [en]` with the default limit kept a document was the same for 96.7 %, with 2 KB for 98.6 %.
 """
 
 from __future__ import annotations

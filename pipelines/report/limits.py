@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from gristmill.pipelines.open_run import Run
+from gristmill.pipelines.open_run import Run, heading_of
 from gristmill.stages.documents import Rule
 from gristmill.stages.language_limits import differing
 
@@ -47,7 +47,7 @@ def rules_of(run: Run, stages: Mapping[str, type]) -> tuple[dict[str, StageRules
     labels = list(run.stages())
     for use in uses if isinstance(uses, list) else []:
         key = next((k for k in use if k != "only"), None) if isinstance(use, dict) else None
-        label = next((n for n in labels if n == key or n.startswith(f"{key} ")), None)
+        label = next((n for n in labels if n.partition(" ")[0] == heading_of(use)), None)
         if key is None or label is None or key not in stages:
             continue
         labels.remove(label)

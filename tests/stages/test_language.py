@@ -98,6 +98,23 @@ def test_any_model_goes_by_path(tmp_path):
     assert got["language"].to_pylist() == ["de"]
 
 
+def test_labels_with_a_script_as_glotlid_has_them(tmp_path):
+    """Labels such as `__label__eng_Latn`: kept whole, in `keep` and in the limit of a language."""
+    lines = {"eng_Latn": TEXTS["en"], "deu_Latn": TEXTS["de"], "rus_Cyrl": TEXTS["ru"], "arb_Arab": TEXTS["ar"]}
+    data = tmp_path / "train.txt"
+    data.write_text("".join(f"__label__{label} {text}\n" for label, text in lines.items()) * 40, "utf-8")
+    # Ten threads: with fewer, fastText leaves a part of its matrix as the memory held it, and may stop at a NaN.
+    options = {"epoch": 60, "dim": 8, "bucket": 100, "verbose": 0, "thread": 10, "lr": 0.1}
+    fasttext.train_supervised(str(data), **options).save_model(str(tmp_path / "glot.bin"))
+    model = str(tmp_path / "glot.bin")
+    assert Language(model=model)(batch_of(list(lines.values()))).kept["language"].to_pylist() == list(lines)
+    keep = ("eng_Latn", "deu_Latn", "rus_Cyrl")
+    stage = Language(model=model, keep=keep, min_score_of={"deu_Latn": 1.1})
+    result = stage(batch_of(list(lines.values())))
+    assert result.kept["language"].to_pylist() == ["eng_Latn", "rus_Cyrl"]
+    assert result.dropped["reasons"].to_pylist() == [["too_low_language_score"], ["other_language"]]
+
+
 def test_a_model_without_labels_is_an_error(tmp_path):
     data = tmp_path / "train.txt"
     data.write_text("the house and the tree\n" * 50)
