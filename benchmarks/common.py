@@ -22,21 +22,24 @@ import contextlib
 import gzip
 import json
 import multiprocessing
+import re
+import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 
 if TYPE_CHECKING:
     import pyarrow as pa  # imported where it is used: a peer's memory is measured without it
 
+Item = TypeVar("Item")
 OURS = "gristmill"
 BATCH_BYTES = 16 << 20  # as a run cuts its batches
 
@@ -64,22 +67,28 @@ def arguments(doc: str | None, *, corpus: bool = True, peers: bool = True) -> ar
     return parser
 
 
-def documents(folder: Path, limit_bytes: float) -> list[str]:
-    """Texts of the folder, one of each file in turn, until they hold limit_bytes of UTF-8. Empty texts are left out."""
-    texts: list[str] = []
-    total = 0
+def every_document(folder: Path) -> Iterator[str]:
+    """Texts of the folder, one of each file in turn. Empty texts are left out."""
     with contextlib.ExitStack() as stack:
         files = {path: stack.enter_context(gzip.open(path, "rb")) for path in sorted(folder.rglob("*.jsonl.gz"))}
-        while files and total < limit_bytes:
+        while files:
             for path, file in list(files.items()):
                 line = file.readline()
                 if not line:
                     del files[path]
-                    continue
-                text = text_of(line, path)
-                if text and total < limit_bytes:
-                    total += len(text.encode())
-                    texts.append(text)
+                elif text := text_of(line, path):
+                    yield text
+
+
+def documents(folder: Path, limit_bytes: float) -> list[str]:
+    """`every_document` of the folder until they hold limit_bytes of UTF-8."""
+    texts: list[str] = []
+    total = 0
+    for text in every_document(folder):
+        texts.append(text)
+        total += len(text.encode())
+        if total >= limit_bytes:
+            break
     if not texts:
         raise SystemExit(
             f"{folder} holds no documents in *.jsonl.gz. Give --corpus a folder with lines of {{text, id, metadata}}."
@@ -122,6 +131,14 @@ def batches(texts: list[str], batch_bytes: int = BATCH_BYTES) -> list[pa.RecordB
 
 def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def with_progress(items: Sequence[Item], what: str, every: int) -> Iterator[Item]:
+    """The items, with a line on standard error after each `every` of them."""
+    for i, item in enumerate(items):
+        if i and i % every == 0:
+            note(f"{i:,} of {len(items):,} {what}")
+        yield item
 
 
 def peer(package: str, skip: Iterable[str] = (), *, needs: Iterable[str] = (), at: str | None = None) -> str | None:
@@ -188,6 +205,14 @@ def in_own_process(function: Callable[..., Any], *parameters: Any) -> Any:
     """The function's result from a fresh process: nothing loaded, nothing of ours in its memory."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *parameters).result()
+
+
+def peak_mb() -> float:
+    """Peak memory of this process. `ru_maxrss` of a child starts at its parent's, so /proc comes first."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        return int(re.search(r"VmHWM:\s+(\d+)", status.read_text())[1]) / 1024  # type: ignore[index]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def show(figures: Iterable[Figure], as_json: bool) -> None:

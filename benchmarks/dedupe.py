@@ -43,9 +43,9 @@ from common import (
     speed,
 )
 
-from gristmill.stages.duplicates import with_settings
 from gristmill.stages.exact import Exact
 from gristmill.stages.minhash import MinHash, band_name
+from gristmill.stages.signatures import with_settings
 
 
 def datatrove_signatures(texts: list[str]) -> Callable[[], object]:

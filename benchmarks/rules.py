@@ -1,153 +1,131 @@
 """How fast rules are, and how equal to datatrove's: `python benchmarks/rules.py --corpus DIR [--json]`.
 
-DIR holds *.jsonl.gz with {text, id, metadata}. Everything runs on one core, in CPU seconds of the thread; the peer
-takes turns with us, round after round.
+DIR holds *.jsonl.gz with {text, id, metadata}. Everything runs on one core, in CPU seconds of the thread; the peers
+take turns with us, round after round.
 
-    rules.all        MB/s: every measure of gopher_repetition, gopher_quality, c4 and fineweb on every document of --mb
+    rules.all        MB/s: every measure of gopher_repetition, gopher_quality, c4 and fineweb on every document of --mb;
+                     with --dolma-python instead on those of --peer-mb, beside dolma's taggers gopher_v2 and c4_v2
     rules.chain_all  MB/s of the same stages one after the other, each on what the one before kept
     rules.chain      the same on the documents of --peer-mb, beside datatrove's filters in the same order, its shared
-                     token cache on, each document until its first failure
-    --differences    instead runs each of datatrove's filters on every document of --peer-mb, and prints the documents
-                     on which the decision differs, with both reasons; with --json as one object
+                     token cache on, each document until its first failure; and beside dolma's taggers
+    rules.language   MB/s of the stage `language` on the documents of --peer-mb, beside datatrove's with the same model
+    rules.url        URLs/s of the stage `url` against lists of --list-entries made up domains and URLs, beside
+                     datatrove's filter with the same lists
+    rules.url_memory MB: the peak of a process that does it, each in its own
+
+    --differences    instead runs each of datatrove's filters on --documents English documents of at most --max-bytes,
+                     and prints those on which the decision differs, with both reasons, our measures and what may be
+                     behind it; with --json as one object
 
 To expect on one core of a server of 2024: over 30 MB/s, over 80 times datatrove's chain, no difference in 5,000
-documents.
+documents, under 500 MB for 3 million entries.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 from collections.abc import Iterator
-from typing import Any
+from contextlib import ExitStack
+from pathlib import Path
 
-import pyarrow as pa
-from common import OURS, Figure, arguments, batches, compared, documents, megabytes_of, note, peer, rounds, show, speed
+from common import (
+    OURS,
+    Figure,
+    arguments,
+    batches,
+    compared,
+    documents,
+    every_document,
+    megabytes_of,
+    note,
+    peer,
+    rounds,
+    show,
+    speed,
+)
 
-from gristmill.stages.c4 import C4
-from gristmill.stages.fineweb import FineWeb
-from gristmill.stages.gopher import GopherQuality, GopherRepetition
-from gristmill.stages.kernels import edit, measures, words
-
-STAGES = {  # in FineWeb's order and with its C4
-    "gopher_repetition": GopherRepetition(),
-    "gopher_quality": GopherQuality(),
-    "c4": C4(require_end_punctuation=False),
-    "fineweb": FineWeb(),
-}
-
-
-def measure_everything(parts: list[pa.RecordBatch]) -> None:
-    for batch in parts:
-        measures.forget()
-        for stage in STAGES.values():
-            if isinstance(stage, C4):
-                stage.edit(batch["text"])
-            else:
-                stage.measure(batch)
+# What loads a stage is imported where it is used: a process that measures a peer's memory imports this file.
 
 
-def chain(parts: list[pa.RecordBatch]) -> int:
-    """Documents kept by all stages."""
-    kept = 0
-    for part in parts:
-        measures.forget()
-        batch = part
-        for stage in STAGES.values():
-            batch = stage(batch).kept
-        kept += batch.num_rows
-    return kept
+def rule_figures(options: argparse.Namespace) -> Iterator[Figure]:
+    import rules_chain as of
 
-
-def datatrove_filters() -> dict[str, Any]:
-    from datatrove.pipeline.filters import (
-        C4QualityFilter,
-        FineWebQualityFilter,
-        GopherQualityFilter,
-        GopherRepetitionFilter,
-    )
-
-    return {
-        "gopher_repetition": GopherRepetitionFilter(),
-        "gopher_quality": GopherQualityFilter(),
-        "c4": C4QualityFilter(filter_no_terminal_punct=False),
-        "fineweb": FineWebQualityFilter(),
-    }
-
-
-def datatrove_chain(filters: dict[str, Any], texts: list[str]) -> int:
-    from datatrove.data import Document
-
-    kept = 0
-    for text in texts:
-        document = Document(text=text, id="0")
-        kept += all(step.filter(document) is True for step in filters.values())
-    return kept
-
-
-def differences(texts: list[str]) -> dict[str, list[dict[str, Any]]]:
-    """For each filter the documents on which the decision differs."""
-    from datatrove.data import Document
-
-    out: dict[str, list[dict[str, Any]]] = {}
-    for name, step in datatrove_filters().items():
-        result_of: dict[int, list[str]] = {}
-        for batch in batches(texts):
-            for row in STAGES[name](batch).dropped.select(["doc_id", "reasons"]).to_pylist():
-                result_of[int(row["doc_id"])] = row["reasons"]
-        found = out.setdefault(name, [])
-        for i, text in enumerate(texts):
-            verdict = step.filter(Document(text=text, id="0"))
-            if (verdict is not True) != (i in result_of):
-                theirs = None if verdict is True else verdict[1]
-                found.append({"document": i, "ours": result_of.get(i), "datatrove": theirs, "text": text[:200]})
-    return out
-
-
-def figures(options: argparse.Namespace) -> Iterator[Figure]:
     texts = documents(options.corpus, options.mb * 1e6)
     few = documents(options.corpus, options.peer_mb * 1e6)
     megabytes, some_megabytes = megabytes_of(texts), megabytes_of(few)
     all_, some = batches(texts), batches(few)
-    for module in (words, measures, edit):
-        module.warm()
-    kept = chain(some)
-    jobs = {
-        "rules.all": speed(megabytes, lambda: measure_everything(all_)),
-        "rules.chain_all": speed(megabytes, lambda: chain(all_)),
-        OURS: speed(some_megabytes, lambda: chain(some)),
-    }
-    if datatrove := peer("datatrove", options.skip, needs=["spacy"]):
-        filters = datatrove_filters()
-        theirs = datatrove_chain(filters, few)  # it loads its tokenizer with the first document
-        jobs[datatrove] = speed(some_megabytes, lambda: datatrove_chain(filters, few))
+    of.warm()
+    kept = of.chain(some)
+    jobs = {"all": speed(megabytes, lambda: of.measure_everything(all_))}
+    jobs["chain_all"] = speed(megabytes, lambda: of.chain(all_))
+    jobs["chain"] = speed(some_megabytes, lambda: of.chain(some))
+    datatrove = peer("datatrove", options.skip, needs=["spacy"])
+    if datatrove:
+        filters = of.datatrove_filters()
+        theirs = of.datatrove_chain(filters, few)  # it loads its tokenizer with the first document
+        jobs[datatrove] = speed(some_megabytes, lambda: of.datatrove_chain(filters, few))
         note(f"rules.chain: of {len(few):,} documents we keep {kept:,}, {datatrove} keeps {theirs:,}.")
-    found = rounds(jobs, options.rounds)
-    for name in ("rules.all", "rules.chain_all"):
-        yield from compared(name, "MB/s", {OURS: found.pop(name)})
-    yield from compared("rules.chain", "MB/s", found)
+    dolma = None
+    with ExitStack() as stack:
+        if options.dolma_python is None:
+            note("dolma is skipped: --dolma-python names no interpreter that has it.")
+        else:
+            dolma, tag = stack.enter_context(of.dolma_tagger(options.dolma_python, few))
+            jobs["all"] = speed(some_megabytes, lambda: of.measure_everything(some))
+            jobs[dolma] = lambda: some_megabytes / tag()
+        found = rounds(jobs, options.rounds)
+    beside_all = {dolma: found[dolma]} if dolma else {}
+    beside_chain = {name: found[name] for name in (datatrove, dolma) if name}
+    yield from compared("rules.all", "MB/s", {OURS: found["all"], **beside_all})
+    yield from compared("rules.chain_all", "MB/s", {OURS: found["chain_all"]})
+    yield from compared("rules.chain", "MB/s", {OURS: found["chain"], **beside_chain})
 
 
-def show_differences(texts: list[str], as_json: bool) -> None:
-    found = differences(texts)
-    if as_json:
+def figures(options: argparse.Namespace) -> Iterator[Figure]:
+    import rules_source as of
+
+    with tempfile.TemporaryDirectory() as folder:  # first: a small process is copied faster
+        entries, urls = options.list_entries, options.urls
+        yield from of.url(Path(folder), entries, urls, max(1, urls // 10), options.rounds, options.skip)
+    yield from of.language(documents(options.corpus, options.peer_mb * 1e6), options.rounds, options.skip)
+    yield from rule_figures(options)
+
+
+def show_differences(options: argparse.Namespace) -> None:
+    import rules_chain as of
+
+    texts = of.english(every_document(options.corpus), options.documents, options.max_bytes)
+    if not texts:
+        raise SystemExit(f"{options.corpus} holds no English document of at most {options.max_bytes} bytes.")
+    note(f"{len(texts):,} English documents, {megabytes_of(texts):.1f} MB")
+    found = of.differences(texts)
+    if options.json:
         print(json.dumps({"documents": len(texts), "differences": found}, ensure_ascii=False))
         return
     for name, rows in found.items():
         print(f"{name}: {len(rows)} of {len(texts):,} documents differ ({len(rows) / len(texts):.3%})")
         for row in rows:
-            print(f"  {row['document']}: ours {row['ours']}, datatrove {row['datatrove']}: {row['text']!r}")
+            print(f"  {row['document']}: ours {row['ours']}, datatrove {row['datatrove']}; {row['why']}")
+            print(f"    {row['measures']}")
+            print(f"    {row['text'][:200]!r}")
 
 
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--differences", action="store_true", help="compare decisions instead of speed")
+    parser.add_argument("--documents", type=int, default=5_000, help="English ones to compare decisions on")
+    parser.add_argument("--max-bytes", type=int, default=10_000, help="of a document to compare decisions on")
     parser.add_argument("--mb", type=float, default=60, help="of text for us")
-    parser.add_argument("--peer-mb", type=float, default=4, help="of text for datatrove")
+    parser.add_argument("--peer-mb", type=float, default=4, help="of text for peers")
+    parser.add_argument("--list-entries", type=int, default=3_000_000, help="of the lists for the stage url")
+    parser.add_argument("--urls", type=int, default=200_000, help="to ask of the lists; peers get a tenth")
+    parser.add_argument("--dolma-python", type=Path, metavar="PATH", help="an interpreter that has dolma 1.2.1")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     if options.differences:
-        show_differences(documents(options.corpus, options.peer_mb * 1e6), options.json)
+        show_differences(options)
     else:
         show(figures(options), options.json)
 

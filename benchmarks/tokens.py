@@ -25,8 +25,6 @@ from __future__ import annotations
 import argparse
 import functools
 import os
-import re
-import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -42,6 +40,7 @@ from common import (
     in_own_process,
     megabytes_of,
     note,
+    peak_mb,
     peer,
     rounds,
     show,
@@ -220,15 +219,7 @@ def measure(figure: str, who: str, corpus: Path, megabytes: float, tokenizer: Pa
     run = PREPARE[figure][who](texts, tokenizer)
     before = time.process_time()
     result = run()
-    return size / (time.process_time() - before), _peak_mb(), result
-
-
-def _peak_mb() -> float:
-    """Peak memory of this process. `ru_maxrss` of a child starts at its parent's, so /proc comes first."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        return int(re.search(r"VmHWM:\s+(\d+)", status.read_text())[1]) / 1024  # type: ignore[index]
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return size / (time.process_time() - before), peak_mb(), result
 
 
 def train_once(options: argparse.Namespace, folder: Path) -> Path:

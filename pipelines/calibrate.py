@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from fractions import Fraction
 from typing import Any
@@ -25,104 +25,29 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from gristmill.pipelines.open_run import Run, RunError
+from gristmill.pipelines.limits_found import (
+    AT_LEAST,
+    CalibrateError,
+    Calibration,
+    Goal,
+    Group,
+    Limit,
+    Proposal,
+    StageLimits,
+)
+from gristmill.pipelines.open_run import Run, RunError, heading_of
 from gristmill.pipelines.quantiles import READINGS, StreamedRank
 from gristmill.pipelines.reached import Documents, Reached
 from gristmill.pipelines.report.limits import SIDES, StageRules, rules_of
+from gristmill.pipelines.stop_words import stop_words_of
 from gristmill.stages.documents import Rule
-from gristmill.stages.settings_file import SettingsError, nearest
+from gristmill.stages.language_limits import is_unsegmented
+from gristmill.stages.settings_file import nearest
 
 MIN_LANGUAGE_DOCUMENTS = 50  # fewer say nothing of a language
 RANKS_AT_ONCE = 256  # half a MiB each while they are read
 DIGITS = 3  # significant ones of a proposal
-AT_LEAST, AT_MOST = SIDES
-
-
-class CalibrateError(SettingsError):
-    """Limits were asked for that this run cannot tell."""
-
-
-@dataclass(frozen=True)
-class Goal:
-    """What the limits are to do."""
-
-    share: float = 0.1  # of documents that each rule alone may remove, from 0 to below 1
-    reference: str | None = None  # the source whose documents are counted; all where not given
-    by_language: bool = False
-
-
-@dataclass(frozen=True)
-class Limit:
-    """One limit in force and the setting that holds it."""
-
-    reason: str
-    side: str  # "at_least" or "at_most"
-    column: str
-    unit: str
-    setting: str
-    integer: bool
-    now: float
-
-    def removes(self, values: np.ndarray, bound: float | np.ndarray) -> np.ndarray:
-        """values (n,) -> (n,) bool, beyond the bound; a value that is missing (NaN) is not counted."""
-        return values < bound if self.side == AT_LEAST else values > bound
-
-
-@dataclass
-class Proposal:
-    """A limit for one group of documents. Shares are of `documents`."""
-
-    limit: Limit
-    now: float  # the limit in force for this group
-    value: float | None = None  # proposed; None: none can be told, and the one in force stays
-    ranked: int = 0  # documents with a value, of those that the proposal is made from
-    documents: int = 0  # that reached the stage and have a value
-    removed_now: int = 0
-    removed: int = 0  # by the proposal
-
-    @property
-    def bound(self) -> float:
-        return self.now if self.value is None else self.value
-
-
-@dataclass
-class Group:
-    """All documents that reached a stage, or those in one language."""
-
-    language: str | None
-    proposals: list[Proposal]
-    documents: int = 0  # that reached the stage
-    dropped_now: int = 0  # by all rules of the stage together
-    dropped: int = 0  # with the proposals instead
-
-    def rows(self, documents: Documents) -> np.ndarray:
-        """(n,) bool"""
-        if self.language is None:
-            return np.ones(len(documents.dropped), bool)
-        return np.asarray(documents.language == self.language, bool)
-
-
-@dataclass
-class StageLimits:
-    """What was found for one stage."""
-
-    label: str
-    key: str
-    only: tuple[str, ...]
-    settings: dict[str, Any]  # of the recipe
-    overall: Group
-    languages: list[Group] = field(default_factory=list)
-
-
-@dataclass
-class Calibration:
-    """Proposals for the stages of a run."""
-
-    run: str
-    recipe: str
-    goal: Goal
-    stages: list[StageLimits]
-    problems: list[str]  # what could not be proposed and why, in sentences
+MIN_STOP_WORDS = "min_stop_words"  # the setting whose measure follows from the stop words
 
 
 def calibrate(run: Run, stages: Mapping[str, Any], goal: Goal, chosen: Sequence[str] = ()) -> Calibration:
@@ -153,7 +78,14 @@ def calibrate(run: Run, stages: Mapping[str, Any], goal: Goal, chosen: Sequence[
             problems.append(f"Stage {label} has no limit that could be proposed.")
     if not found:
         raise CalibrateError("\n".join(["No limit can be proposed from this run.", *problems]))
-    return Calibration(run.path, str(run.recipe.get("name", "")), goal, found, problems)
+    return Calibration(run.path, str(run.recipe.get("name", "")), goal, found, problems, _files(run))
+
+
+def _files(run: Run) -> dict[str, str]:
+    """Source -> the files that the recipe names for it."""
+    sources = run.recipe.get("sources")
+    files = {name: source.get("files") for name, source in sources.items()} if isinstance(sources, dict) else {}
+    return {n: ", ".join(map(str, f)) if isinstance(f, list) else str(f) for n, f in files.items() if f is not None}
 
 
 def _unlabelled(run: Run, known: Mapping[str, StageRules]) -> list[str]:
@@ -193,9 +125,10 @@ def _stage(
 ) -> StageLimits:
     reached = _reached(run, label, rules, limits)
     settings = _settings(run, rules.key, label)
+    stage = stages[rules.key](**settings)
     counts = _count(run, reached, goal)
-    named = _languages(run, stages, goal, label, counts, problems)
-    groups = [_group(language, limits, settings) for language in (None, *named)]
+    named = _with_words(stage, label, _languages(run, stages, goal, label, counts, problems), problems)
+    groups = [_group(language, limits, settings, stage) for language in (None, *named)]
     _rank(reached, groups, goal)
     for group in groups:
         _share_settings(group)
@@ -204,18 +137,71 @@ def _stage(
                 where = f"Stage {label}" + (f", language {group.language}" if group.language else "")
                 problems.append(f"{where}, {proposal.limit.setting}: {problem} The limit stays.")
                 proposal.value = None
+    by_words = [p for group in groups[1:] for p in group.proposals if p.limit.setting == MIN_STOP_WORDS]
+    for proposal in by_words:
+        proposal.value = None  # other stop words are to be looked for than the run has measured
     _judge(reached, groups, rules.rules)
-    return StageLimits(label, rules.key, rules.only, settings, groups[0], groups[1:])
+    if by_words:
+        _propose_stop_words(reached, stage, groups[1:], counts, goal, f"Stage {label}", problems)
+    return StageLimits(label, rules.key, rules.only, settings, groups[0], groups[1:], stage)
 
 
-def _group(language: str | None, limits: list[Limit], settings: Mapping[str, Any]) -> Group:
-    """A language may have a limit of its own already: `min_score_of` beside `min_score`."""
-    own = [settings.get(f"{limit.setting}_of") for limit in limits]
-    now = [
-        table.get(language, limit.now) if isinstance(table, dict) else limit.now
-        for limit, table in zip(limits, own, strict=True)
+def _group(language: str | None, limits: list[Limit], settings: Mapping[str, Any], stage: Any) -> Group:
+    """A language may have a limit of its own already: by the stage's table, or as `min_score_of` beside `min_score`."""
+    tuned = _for_language(stage, language)
+    proposals = []
+    for limit in limits:
+        own = settings.get(f"{limit.setting}_of")
+        now = getattr(tuned, limit.setting, limit.now)
+        if isinstance(own, dict):
+            now = own.get(language, now)
+        if now is None:  # switched off for this language
+            now = -math.inf if limit.side == AT_LEAST else math.inf
+        proposals.append(Proposal(limit, now))
+    return Group(language, proposals)
+
+
+def _with_words(stage: Any, label: str, languages: list[str], problems: list[str]) -> list[str]:
+    """The languages whose words the stage could find."""
+    lost = [
+        name
+        for name in languages
+        if is_unsegmented(name) and getattr(_for_language(stage, name), "words", None) == "english"
     ]
-    return Group(language, [Proposal(limit, bound) for limit, bound in zip(limits, now, strict=True)])
+    if lost:
+        problems.append(
+            f"Stage {label}: no proposals for {', '.join(lost)}, written without spaces: the run looked for "
+            "English words, of which they have none. Run it again with `by_language: words` and `words: unicode`."
+        )
+    return [name for name in languages if name not in lost]
+
+
+def _for_language(stage: Any, language: str | None) -> Any:
+    return stage.for_language(language) if hasattr(stage, "for_language") else stage
+
+
+def _propose_stop_words(
+    reached: Reached,
+    stage: Any,
+    groups: Sequence[Group],
+    counts: Mapping[str | None, int],
+    goal: Goal,
+    where: str,
+    problems: list[str],
+) -> None:
+    """Stop words of each language, and how many of them a document is to have."""
+    found = stop_words_of(reached, stage, [str(group.language) for group in groups], counts, goal.reference)
+    for group in groups:
+        own = found[str(group.language)]
+        group.stop_words = own
+        (proposal,) = (p for p in group.proposals if p.limit.setting == MIN_STOP_WORDS)
+        ranked = np.sort(own.found[own.counted])
+        if not len(ranked):
+            problems.append(f"{where}, language {group.language}: no stop words, for the run holds none of its texts.")
+            continue
+        value = rounded(ranked[_rank_of(proposal.limit, goal.share)(len(ranked))], AT_LEAST, integer=True)
+        proposal.value, proposal.ranked, proposal.looked_at = value, len(ranked), len(own.found)
+        proposal.removed = int((own.found < value).sum())
 
 
 def _reached(run: Run, label: str, rules: StageRules, limits: list[Limit]) -> Reached:
@@ -246,8 +232,9 @@ def _judged(rule: Rule, limits: list[Limit]) -> bool:
 
 def _settings(run: Run, key: str, label: str) -> dict[str, Any]:
     """The stage's settings as the recipe of the run has them: of the use that `rules_of` calls by the label."""
-    uses = [use for use in run.recipe.get("stages", []) if isinstance(use, dict) and key in use]
-    labels = [name for name in run.stages() if name == key or name.startswith(f"{key} ")]
+    heading = label.partition(" ")[0]
+    uses = [use for use in run.recipe.get("stages", []) if heading_of(use) == heading]
+    labels = [name for name in run.stages() if name.partition(" ")[0] == heading]
     use = uses[labels.index(label)] if labels.index(label) < len(uses) else uses[0]
     return dict(use[key] or {})
 

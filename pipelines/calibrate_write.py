@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from gristmill.pipelines import recipe as recipes
-from gristmill.pipelines.calibrate import AT_LEAST, CalibrateError, Calibration, Group, Proposal, StageLimits
+from gristmill.pipelines.limits_found import AT_LEAST, CalibrateError, Calibration, Group, Proposal, StageLimits
 from gristmill.pipelines.main_job import run_folder
 from gristmill.pipelines.open_run import Run, open_run, share
 from gristmill.pipelines.tables import plain_table
@@ -36,22 +36,14 @@ def open_run_of(path: str) -> Run:
 
 
 def yaml_text(found: Calibration, stages: Mapping[str, Any]) -> str:
-    """The stages with the proposed limits, as a recipe writes them; under `languages`, the same for each language.
+    """The stages with the proposed limits for all documents, as a recipe writes them.
 
-    An entry holds all settings that differ from the stage's defaults, so that it can replace the recipe's. stages: key
-    in the recipe -> stage class.
+    An entry holds all settings that differ from the stage's defaults, so that it can replace the recipe's; limits by
+    language go. stages: key in the recipe -> stage class.
     """
     body = CommentedMap()
-    body["stages"] = CommentedSeq(_entry(stage, stage.overall, stages[stage.key]) for stage in found.stages)
-    languages = CommentedMap()
-    for stage in found.stages:
-        for group in stage.languages:
-            if not _holds_languages(stage, stages[stage.key]):
-                entries = languages.setdefault(group.language, CommentedSeq())
-                entries.append(_entry(stage, group, stages[stage.key]))
-    if languages:
-        body["languages"] = languages
-    body.yaml_set_start_comment("\n".join(_heading(found)))
+    body["stages"] = CommentedSeq(_entry(stage, stages[stage.key]) for stage in found.stages)
+    body.yaml_set_start_comment("\n".join(heading(found)))
     yaml = YAML(typ="rt")
     yaml.width = 10_000  # a comment never breaks a line
     text = io.StringIO()
@@ -59,54 +51,38 @@ def yaml_text(found: Calibration, stages: Mapping[str, Any]) -> str:
     return text.getvalue()
 
 
-def _heading(found: Calibration) -> Iterator[str]:
+def heading(found: Calibration) -> Iterator[str]:
     percent = f"{found.goal.share:.6%}".rstrip("%").rstrip("0").rstrip(".")
     of = "the documents that reached its stage"
     if found.goal.reference is not None:
         of = f"the documents of source {found.goal.reference} that reached its stage"
     yield f"Limits proposed by `gristmill calibrate`: each rule alone removes at most {percent} % of"
     yield f"{of} and have a value; rounded to 3 significant digits towards keeping."
-    yield f"Run: {_line(found.run)}" + (f" (recipe {_line(found.recipe)})" if found.recipe else "")
+    yield f"Run: {one_line(found.run)}" + (f" (recipe {one_line(found.recipe)})" if found.recipe else "")
     for stage in found.stages:
-        groups = [f"{group.documents:,} in {group.language}" for group in stage.languages]
         passes = f" of {', '.join(stage.only)}" if stage.only else ""
-        counted = "; ".join([f"{stage.overall.documents:,}{passes}", *groups])
-        yield _line(f"Documents that reached {stage.label}: {counted}")
+        yield one_line(f"Documents that reached {stage.label}: {stage.overall.documents:,}{passes}")
     for problem in found.problems:
-        yield _line(problem)
+        yield one_line(problem)
 
 
-def _line(text: str) -> str:
+def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _holds_languages(stage: StageLimits, kind: Any) -> bool:
-    """True for a stage with a table of limits by language for each of its limits, such as `min_score_of`."""
-    return all(f"{p.limit.setting}_of" in kind.model_fields for p in stage.overall.proposals)
-
-
-def _entry(stage: StageLimits, group: Group, kind: Any) -> CommentedMap:
+def _entry(stage: StageLimits, kind: Any) -> CommentedMap:
     settings = CommentedMap()
+    proposals = stage.overall.proposals
+    by_language = {"by_language", *(f"{p.limit.setting}_of" for p in proposals)}
     defaults = _defaults(kind, stage.settings.get("variant"))
     for name, value in stage.settings.items():
-        if name not in defaults or value != defaults[name]:
+        if name not in by_language and (name not in defaults or value != defaults[name]):
             settings[name] = value
-    for proposal in group.proposals:
-        name = proposal.limit.setting
-        settings[name] = proposal.bound
-        if f"{name}_of" in kind.model_fields:
-            settings.pop(f"{name}_of", None)
-            own = {g.language: p.bound for g in stage.languages for p in g.proposals if p.limit == proposal.limit}
-            if own and group.language is None:
-                settings[f"{name}_of"] = CommentedMap(own)
-    for name in dict.fromkeys(p.limit.setting for p in group.proposals):
-        texts = [_comment(p) for p in group.proposals if p.limit.setting == name]
+    for proposal in proposals:
+        settings[proposal.limit.setting] = proposal.bound
+    for name in dict.fromkeys(p.limit.setting for p in proposals):
+        texts = [comment_of(p) for p in proposals if p.limit.setting == name]
         settings.yaml_add_eol_comment("; ".join(texts), name)
-    for of_language in stage.languages if group.language is None else ():
-        for proposal in of_language.proposals:
-            table = settings.get(f"{proposal.limit.setting}_of")
-            if isinstance(table, CommentedMap):
-                table.yaml_add_eol_comment(_comment(proposal), of_language.language)
     entry = CommentedMap({stage.key: settings})
     if stage.only:
         entry["only"] = list(stage.only)
@@ -121,11 +97,12 @@ def _defaults(kind: Any, variant: str | None) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
-def _comment(proposal: Proposal) -> str:
+def comment_of(proposal: Proposal) -> str:
+    """What the proposal and the limit in force remove."""
     now = f"{_number(proposal.now)} removes {_share(proposal.removed_now, proposal.documents)}"
     if proposal.value is None:
         return f"{proposal.limit.reason}: as it was; {now} of {proposal.documents:,} documents"
-    removes = f"removes {_share(proposal.removed, proposal.documents)} of {proposal.documents:,} documents"
+    removes = f"removes {_share(proposal.removed, proposal.removed_of)} of {proposal.removed_of:,} documents"
     return f"{proposal.limit.reason}: {removes}; {now}"
 
 
@@ -150,7 +127,7 @@ def _rows(group: Group) -> Iterator[dict[str, str]]:
             sign + _number(proposal.now),
             _share(proposal.removed_now, proposal.documents),
             "" if proposal.value is None else sign + _number(proposal.value),
-            _share(proposal.removed, proposal.documents),
+            _share(proposal.removed, proposal.removed_of),
         )
         yield dict(zip(COLUMNS, cells, strict=True))
     before, after = _share(group.dropped_now, group.documents), _share(group.dropped, group.documents)
@@ -184,7 +161,8 @@ def as_json(found: Calibration, written: str | None) -> str:
 
 
 def _figures(group: Group) -> dict[str, Any]:
-    return {
+    words = {} if group.stop_words is None else {"stop_words": list(group.stop_words.words)}
+    return words | {
         "documents": group.documents,
         "dropped": group.dropped_now,
         "would_drop": group.dropped,
@@ -204,6 +182,7 @@ def _proposal(proposal: Proposal) -> dict[str, Any]:
         "removes": proposal.removed_now,
         "proposed": proposal.value,
         "would_remove": proposal.removed,
+        "would_remove_of": proposal.removed_of,
     }
 
 

@@ -253,7 +253,11 @@ def calibrate(
     ] = None,
     stage: Annotated[list[str] | None, typer.Option(help="Only this stage; can be given again.")] = None,
     by_language: Annotated[
-        bool, typer.Option("--by-language", help="Also for each language with at least 50 documents.")
+        bool,
+        typer.Option(
+            "--by-language",
+            help="For each language with at least 50 documents: a table for `by_language`, with its stop words.",
+        ),
     ] = False,
     reference: Annotated[
         str | None, typer.Option(help="Take limits from the documents of this source, at --percentile.")
@@ -266,14 +270,15 @@ def calibrate(
 ) -> None:
     """Propose limits from the measures of a finished run, with what they remove before and after."""
     from gristmill.pipelines import calibrate_write as written
-    from gristmill.pipelines.calibrate import Goal
     from gristmill.pipelines.calibrate import calibrate as propose
+    from gristmill.pipelines.calibrate_table import table_text
+    from gristmill.pipelines.limits_found import Goal
     from gristmill.pipelines.recipe import STAGES
     from gristmill.stages.shards import publish_bytes
 
     share = written.shares(target_removal, reference, percentile)
     found = propose(written.open_run_of(run_folder), STAGES, Goal(share, reference, by_language), stage or ())
-    text = written.yaml_text(found, STAGES)
+    text = table_text(found) if by_language else written.yaml_text(found, STAGES)
     if out is not None:
         publish_bytes(out, text.encode())
     if as_json:
@@ -311,13 +316,14 @@ def warmup() -> None:
     print(warm())
 
 
-def _add_training_verbs() -> None:
-    from gristmill.pipelines import cli_training
+def _add_verbs() -> None:
+    from gristmill.pipelines import cli_models, cli_training
 
+    cli_models.register(app)
     cli_training.register(app)
 
 
-_add_training_verbs()
+_add_verbs()
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -351,6 +357,7 @@ def _exit_code(error: Exception) -> int | None:
         ("gristmill.pipelines.open_run", "RunError", True),
         ("gristmill.pipelines.engine", "EngineError", False),
         ("gristmill.pipelines.run", "RunError", False),
+        ("gristmill.stages.kneser_ney", "ModelError", False),
         ("gristmill.stages.ledger", "LedgerError", False),
         ("gristmill.stages.shards", "ShardError", False),
         ("gristmill.tokenize.shards", "TokenError", False),

@@ -206,7 +206,8 @@ def _found(chosen: Sequence[_Original], decisions: Sequence[pa.Table], parts: Se
 
 
 def _clusters(decisions: pa.Table) -> dict[str, str]:
-    return dict(zip(decisions["doc_id"].to_pylist(), decisions["minhash.cluster"].to_pylist(), strict=True))
+    pairs = zip(decisions["doc_id"].to_pylist(), decisions["minhash.cluster"].to_pylist(), strict=True)
+    return {doc_id: cluster for doc_id, cluster in pairs if cluster is not None}  # null: only an earlier run has it
 
 
 def _levels(true: Sequence[float], found: np.ndarray, promised: np.ndarray) -> Iterator[Recall]:

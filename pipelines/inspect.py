@@ -275,7 +275,10 @@ def panel(found: dict[str, Any], max_chars: int | None = 2_000) -> Panel:
 
 def own_measures(found: dict[str, Any]) -> dict[str, float | None]:
     """The measures of the stage that dropped a document: what speaks for the reason. All of them for a kept one."""
-    own = {name: value for name, value in found["measures"].items() if name.startswith(f"{found['stage']}.")}
+    prefix = (
+        f"{found['stage']}".rpartition(".")[2] + "."
+    )  # of a use with columns of its own their name: documents.heading
+    own = {name: value for name, value in found["measures"].items() if name.startswith(prefix)}
     return own or found["measures"]
 
 

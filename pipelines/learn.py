@@ -7,7 +7,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import pyarrow as pa
 from gristmill.pipelines.selection import file_batches, select
 from gristmill.pipelines.work import file_record, kept_batches, parts_of, versions, withdraw
 from gristmill.stages.documents import Batch
+from gristmill.stages.language import Language
 from gristmill.stages.ledger import Amount, ShardLedger, StageLedger, amount
 from gristmill.stages.models import Selection
 from gristmill.stages.shards import Shard, ShardError, join, publish, publish_bytes, read_bytes
@@ -70,19 +71,22 @@ def run_train(order: TrainOrder) -> dict[str, Any]:
     texts = {role: _selected(order, selection) for role, selection in order.settings.roles().items()}
     with tempfile.TemporaryDirectory(prefix="gristmill-train-") as scratch:
         card = order.settings.train(texts, scratch)
-        for path in sorted(Path(scratch).rglob("*")):
-            if path.is_file() and path.name != "card.json":
-                with publish(join(folder, path.relative_to(scratch).as_posix())) as file, path.open("rb") as data:
-                    shutil.copyfileobj(data, file, 1 << 20)
-    card = {"key": order.key, "name": order.name, **card}
+        return publish_model(scratch, folder, {"key": order.key, "name": order.name, **card})
+
+
+def publish_model(scratch: str, folder: str, card: dict[str, Any]) -> dict[str, Any]:
+    """Publishes what a training left in a local folder, the card last -> the card."""
+    for path in sorted(Path(scratch).rglob("*")):
+        if path.is_file() and path.name != "card.json":
+            with publish(join(folder, path.relative_to(scratch).as_posix())) as file, path.open("rb") as data:
+                shutil.copyfileobj(data, file, 1 << 20)
     publish_bytes(join(folder, "card.json"), orjson.dumps(card, option=orjson.OPT_INDENT_2))
     return card
 
 
 def _selected(order: TrainOrder, selection: Selection) -> Iterator[Batch]:
     if selection.files is not None:
-        pattern = selection.files
-        return select(selection, lambda: file_batches(pattern))
+        return selected_files(selection, order.settings)
     if order.upstream is None:
         raise ShardError(f"Model {order.name} trains on documents of the run, but no segment comes before it.")
     upstream, wanted = order.upstream, selection.sources
@@ -93,6 +97,18 @@ def _selected(order: TrainOrder, selection: Selection) -> Iterator[Batch]:
             yield from kept_batches(parts_of(order.out, upstream, "kept", shard, "parquet"))
 
     return select(selection, batches)
+
+
+def selected_files(
+    selection: Selection, settings: Any, on_file: Callable[[str], None] | None = None
+) -> Iterator[Batch]:
+    """The documents that a selection of files names; with their language where the model is one for each."""
+    pattern = selection.files
+    assert pattern is not None
+    if not getattr(settings, "per_language", False):
+        return select(selection, lambda: file_batches(pattern, on_file))
+    language = Language.model_validate({})
+    return select(selection, lambda: (language(batch).kept for batch in file_batches(pattern, on_file)))
 
 
 def run_tokenizer(order: TokenizerOrder) -> dict[str, Any]:

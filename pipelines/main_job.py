@@ -89,7 +89,7 @@ def dry_run(recipe_path: str, out: str | None, options: Options, *, as_json: boo
     plan = make_plan(recipe, frozen(recipe, folder, refresh=options.refresh_inputs))
     left = pieces_left(plan, folder)
     segments = [
-        {"segment": s.segment.folder, "stages": [u.key for u in s.segment.uses], "models": list(s.models)}
+        {"segment": s.segment.folder, "stages": [u.heading for u in s.segment.uses], "models": list(s.models)}
         for s in plan.segments
     ]
     if as_json:

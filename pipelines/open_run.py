@@ -34,7 +34,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from gristmill.stages import shards
-from gristmill.stages.documents import BASE_FIELDS, REASONS
+from gristmill.stages.documents import BASE_FIELDS, REASONS, heading
 from gristmill.stages.ledger import Amount, Histogram, ShardLedger, StageLedger
 from gristmill.stages.removals import Removals
 
@@ -245,7 +245,7 @@ class Run:
     def _in_recipe_order(self, labels: list[str]) -> list[str]:
         """Sources may pass different stages; the recipe knows the order where the ledgers leave it open."""
         uses = self.recipe.get("stages")
-        keys = [next(iter(use), None) for use in uses if isinstance(use, dict)] if isinstance(uses, list) else []
+        keys = [heading_of(use) for use in uses] if isinstance(uses, list) else []
         place = {key: i for i, key in enumerate(keys)} | {"read": -1}
         known = all(label in place for label in labels) and len(set(keys)) == len(keys)
         return sorted(labels, key=lambda label: place[label]) if known else labels
@@ -352,6 +352,13 @@ class Run:
             if steps := _steps(text or "", f"{self.path}/ablation/{name}/metrics.jsonl"):
                 out[name] = steps
         return out
+
+
+def heading_of(use: Any) -> str | None:
+    """What the ledgers call a stage as the resolved recipe has it: `{key: settings, only: sources}`."""
+    key = next((k for k in use if k != "only"), None) if isinstance(use, dict) else None
+    settings = use[key] if key is not None else None
+    return None if key is None else heading(key, settings.get("column") if isinstance(settings, dict) else None)
 
 
 def open_run(path: str | Path) -> Run:

@@ -65,7 +65,7 @@ def make_plan(recipe: Recipe, shards: Sequence[Shard]) -> Plan:
             if name not in model_keys
         }
         model_keys |= trained
-        sign, cluster = _gate_keys(recipe, segment, shards, keys)
+        sign, cluster = _gate_keys(recipe, segment, shards, keys, model_keys)
         passed = []
         for shard, key in zip(shards, keys, strict=True):
             identities = [_identity(recipe, use, model_keys) for use in segment.uses if use.applies(shard.source)]
@@ -80,23 +80,34 @@ def make_plan(recipe: Recipe, shards: Sequence[Shard]) -> Plan:
     return Plan(recipe, tuple(shards), tuple(plans), tokenizer, tokens)
 
 
-def _identity(recipe: Recipe, use: StageUse, model_keys: dict[str, str]) -> list[Any]:
+def _settings(recipe: Recipe, use: StageUse, model_keys: dict[str, str]) -> dict[str, Any]:
+    """The settings of a stage, its model by key."""
     name = model_of(recipe, use)
-    settings = use.stage.model_dump(mode="json")
-    if name is not None:
-        settings["model"] = model_keys[name]
+    settings: dict[str, Any] = use.stage.model_dump(mode="json", exclude=set(getattr(use.stage, "without_effect", ())))
+    return settings if name is None else settings | {"model": model_keys[name]}
+
+
+def _identity(recipe: Recipe, use: StageUse, model_keys: dict[str, str]) -> list[Any]:
+    settings = _settings(recipe, use, model_keys)
     # Stages whose result is another package's say which: an upgrade of it is another result.
     packages = {name: importlib.metadata.version(name) for name in getattr(use.stage, "packages", ())}
     return [use.key, use.stage.version, settings, _foreign_files(recipe, use.stage), packages]
 
 
 def _foreign_files(recipe: Recipe, stage: Any) -> list[list[Any]]:
-    """Identity of files that a stage reads besides its documents: lists, models by path."""
+    """Identity of files that a stage reads besides its documents: lists, models by path, tables by their content."""
     paths = [*(stage.files() if hasattr(stage, "files") else ()), *getattr(stage, "against", ())]
+    read = stage.digests() if hasattr(stage, "digests") else []
+    own = [[path, *stamp] for path in paths for stamp in _stamps(path)]
+    return own + _model_files(recipe, stage) + [["content", digest] for digest in read]
+
+
+def _model_files(recipe: Recipe, stage: Any) -> list[list[Any]]:
+    """Identity of the files of a model by path."""
     model = getattr(stage, "model", None)
-    if isinstance(model, str) and model not in recipe.models and exists(model):
-        paths.append(model)
-    return [[path, *stamp] for path in paths for stamp in _stamps(path)]
+    if not isinstance(model, str) or model in recipe.models or not exists(model):
+        return []
+    return [[model, *stamp] for stamp in _stamps(model)]
 
 
 def _stamps(path: str) -> list[tuple[str, int, str]]:
@@ -118,11 +129,14 @@ def _model_identity(recipe: Recipe, name: str) -> tuple[int, list[Any]]:
 
 
 def _gate_keys(
-    recipe: Recipe, segment: Segment, shards: Sequence[Shard], keys: Sequence[str]
+    recipe: Recipe, segment: Segment, shards: Sequence[Shard], keys: Sequence[str], model_keys: dict[str, str]
 ) -> tuple[dict[int, str], str | None]:
     gate = segment.gate
     if gate is None:
         return {}, None
-    identity = [gate.key, gate.stage.version, gate.stage.model_dump(mode="json")]
-    sign = {s.index: hash_of("sign", identity, keys[s.index]) for s in shards if gate.applies(s.source)}
-    return sign, hash_of("cluster", identity, _foreign_files(recipe, gate.stage), sorted(sign.items()))
+    settings = _settings(recipe, gate, model_keys)
+    later = set(getattr(gate.stage, "after_signing", ()))
+    name = [gate.key, gate.stage.version]
+    signing = [*name, {k: v for k, v in settings.items() if k not in later}, _model_files(recipe, gate.stage)]
+    sign = {s.index: hash_of("sign", signing, keys[s.index]) for s in shards if gate.applies(s.source)}
+    return sign, hash_of("cluster", [*name, settings], _foreign_files(recipe, gate.stage), sorted(sign.items()))

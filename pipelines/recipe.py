@@ -43,9 +43,11 @@ from gristmill.stages.extract import Extract
 from gristmill.stages.fineweb import FineWeb
 from gristmill.stages.gopher import GopherQuality, GopherRepetition
 from gristmill.stages.language import Language
+from gristmill.stages.lines_across import LinesAcross
 from gristmill.stages.minhash import MinHash
 from gristmill.stages.models import FastText, KenLM
 from gristmill.stages.normalize import Normalize
+from gristmill.stages.paragraphs import Paragraphs
 from gristmill.stages.perplexity import Perplexity
 from gristmill.stages.pii import Pii
 from gristmill.stages.readers_common import READ_FIELDS
@@ -70,13 +72,15 @@ STAGES: dict[str, Any] = {
     "classifier": Classifier,
     "exact": Exact,
     "minhash": MinHash,
+    "paragraphs": Paragraphs,
+    "lines_across": LinesAcross,
     "pii": Pii,
     "decontaminate": Decontaminate,
 }
 MODELS: dict[str, Any] = {"kenlm": KenLM, "fasttext": FastText}
 HTML_COLUMNS = ("html",)  # and those whose name begins so: they end with `extract`
 
-AnyStage: TypeAlias = Any  # a Stage or a GlobalStage; `is_global` tells which
+AnyStage: TypeAlias = Any  # a Stage or a GlobalStage; `is_global` tells which, of an instance
 
 
 class RecipeError(SettingsError):
@@ -99,6 +103,11 @@ class StageUse(Settings):
     key: str
     stage: Any
     only: tuple[str, ...] | None = None  # sources that pass through it; all where not given
+
+    @property
+    def heading(self) -> str:
+        """What ledgers and the report call this use."""
+        return str(getattr(self.stage, "heading", self.key))
 
     def applies(self, source: str) -> bool:
         return self.only is None or source in self.only
@@ -179,6 +188,7 @@ def load(path: str | Path) -> Recipe:
     if not isinstance(models, dict):
         raise RecipeError(f"{file.at(['models'])}: `models` is a mapping from a name to a model.")
     data["stages"] = tuple(_stage(entry, i, file) for i, entry in enumerate(stages))
+    _check_columns(data["stages"], file)
     data["models"] = {name: _model(name, entry, file) for name, entry in models.items()}
     return _with_ablation_sets(build(Recipe, data, file), file)
 
@@ -240,6 +250,23 @@ def _stage(entry: Any, position: int, file: SettingsFile) -> StageUse:
     return build(StageUse, use, file, location)
 
 
+def _check_columns(uses: Sequence[StageUse], file: SettingsFile) -> None:
+    """Raises RecipeError where a second use of a stage would write the columns of the first, or of another stage."""
+    named = [(i, use, column) for i, use in enumerate(uses) if (column := getattr(use.stage, "column", None))]
+    for n, (i, use, column) in enumerate(named):
+        at = file.at(["stages", i, use.key, "column"])
+        if column != use.key and column in STAGES:
+            raise RecipeError(f"{at}: `column: {column}` is the name of a stage, whose columns begin so. Take another.")
+        for j, other, its in named[:n]:
+            shared = use.only is None or other.only is None or set(use.only) & set(other.only)
+            if its == column and shared:
+                raise RecipeError(
+                    f"{at}: `{use.key}` writes the columns `{column}.*`, and so does `{other.key}` of line "
+                    f"{file.at(['stages', j]).rpartition(':')[2]}. Give this use a `column` of its own, "
+                    f"for example `column: {column}_2`."
+                )
+
+
 def _model(name: str, entry: Any, file: SettingsFile) -> ModelUse:
     location = ["models", name]
     at = file.at(location)
@@ -252,8 +279,8 @@ def _model(name: str, entry: Any, file: SettingsFile) -> ModelUse:
 
 
 def is_global(stage: AnyStage) -> bool:
-    """True for a stage that compares documents with each other."""
-    return hasattr(stage, "cluster")
+    """True for a stage that compares documents with each other; some stages do with some settings only."""
+    return bool(getattr(stage, "is_global", hasattr(stage, "cluster")))
 
 
 def model_of(recipe: Recipe, use: StageUse) -> str | None:
@@ -288,11 +315,12 @@ def _waits(recipe: Recipe, use: StageUse) -> bool:
 
 def segments(recipe: Recipe) -> tuple[Segment, ...]:
     """Cuts the stages where shards wait for each other: before a global stage, and before a row of stages whose models
-    train on documents of the run. The first segment reads the input; it has no stage when the first one waits."""
+    train on documents of the run. The first segment reads the input; it has no stage when the first one waits. A model
+    behind a global stage trains on what that one kept."""
     groups: list[list[StageUse]] = [[]]
     for use in recipe.uses:
         current = groups[-1]
-        joins = bool(current) and all(_waits(recipe, earlier) for earlier in current)
+        joins = bool(current) and all(_waits(recipe, earlier) and not is_global(earlier.stage) for earlier in current)
         if is_global(use.stage) or (_waits(recipe, use) and not joins):
             groups.append([])
         groups[-1].append(use)

@@ -76,6 +76,8 @@ def run(recipe: Recipe, out: str, options: Options, display: Display) -> Outcome
     left = pieces_left(plan, out)
     outcome.found = left.found
     if not left.todo:
+        for segment in plan.segments:
+            drop_signatures(segment, out)
         display.say(f"Nothing to do: all {left.found:,} pieces of {out} are there and up to date.")
         return outcome
     if left.found:
@@ -181,6 +183,16 @@ def card_key(path: str) -> str | None:
     return str(card.get("key"))
 
 
+def drop_signatures(segment: SegmentPlan, out: str) -> None:
+    """Removes the signatures of a segment that is done, where nobody wants them: its decisions are what counts."""
+    gate = segment.segment.gate
+    if gate is None or getattr(gate.stage, "keep_signatures", True):
+        return
+    fs, inner = filesystem(join(out, segment.segment.folder, "sign"))
+    if fs.exists(inner):
+        fs.rm(inner, recursive=True)
+
+
 def manifest_key(plan: Plan) -> str:
     return hash_of("manifest", plan.tokenizer, list(plan.tokens))
 
@@ -195,11 +207,12 @@ class _Runner:
         upstream: str | None = None
         for segment in self.plan.segments:
             folder = segment.segment.folder
-            self.display.say(f"{folder}: {', '.join(use.key for use in segment.segment.uses) or 'read'}")
+            self.display.say(f"{folder}: {', '.join(use.heading for use in segment.segment.uses) or 'read'}")
             self._models(segment, upstream)
             if segment.cluster is not None and upstream is not None:
                 self._gate(segment, upstream)
             self._shards(segment, upstream)
+            drop_signatures(segment, self.out)
             upstream = folder
 
     def _work(
@@ -247,7 +260,7 @@ class _Runner:
             return
         signed = [shard for shard in self.plan.shards if shard.index in segment.sign]
         orders = [
-            work.SignOrder(self.out, folder, upstream, shard, segment.sign[shard.index], gate.stage)
+            work.SignOrder(self.out, folder, upstream, shard, segment.sign[shard.index], self._resolved(gate))
             for shard in signed
             if card_key(work.parts_of(self.out, folder, "sign", shard, "json")) != segment.sign[shard.index]
         ]
@@ -259,7 +272,8 @@ class _Runner:
             lambda card: {"documents": card["rows"], "bytes_": card["bytes"]},
         )
         keys = tuple(segment.sign[shard.index] for shard in signed)
-        cluster = work.ClusterOrder(self.out, folder, tuple(signed), keys, str(segment.cluster), gate.stage)
+        stage = self._resolved(gate)
+        cluster = work.ClusterOrder(self.out, folder, tuple(signed), keys, str(segment.cluster), stage, upstream)
         self._work(f"{folder} cluster", work.run_cluster, [cluster], [f"{folder}/cluster"], _documents)
 
     def _shards(self, segment: SegmentPlan, upstream: str | None) -> None:
@@ -285,12 +299,15 @@ class _Runner:
         labels = [order.shard.label for order in orders]
         self._work(folder, work.run_shard, orders, labels, _ledger_figures)
 
-    def _step(self, use: StageUse, segment: SegmentPlan) -> work.StageStep:
-        stage = use.stage
+    def _resolved(self, use: StageUse) -> Any:
+        """The stage, its model as a path."""
         name = model_of(self.plan.recipe, use)
-        if name is not None:
-            stage = stage.model_copy(update={"model": join(self.out, "models", name)})
-        return work.StageStep(use.key, stage, is_gate=use is segment.segment.gate)
+        if name is None:
+            return use.stage
+        return use.stage.model_copy(update={"model": join(self.out, "models", name)})
+
+    def _step(self, use: StageUse, segment: SegmentPlan) -> work.StageStep:
+        return work.StageStep(use.heading, self._resolved(use), is_gate=use is segment.segment.gate)
 
     def tokens(self) -> None:
         plan = self.plan

@@ -85,14 +85,19 @@ def _threshold(selection: Selection, batches: Iterable[Batch]) -> np.uint64 | No
     return rank[order][count - 1] if count else np.uint64(0)
 
 
-def file_batches(pattern: str) -> Iterator[Batch]:
-    """Documents of the files that match. Raises ShardError when none does, or when a record cannot be read."""
+def file_batches(pattern: str, on_file: Callable[[str], None] | None = None) -> Iterator[Batch]:
+    """Documents of the files that match; `on_file` is called with the path of each that was read.
+
+    Raises ShardError when none matches, or when a record cannot be read.
+    """
     for index, shard in enumerate(selection_files(pattern)):
         account = StageLedger(stage="read")
         problems: list[str] = []
         yield from read_batches(shard.model_copy(update={"index": index}), account, problems)
         if account.failed:
             raise ShardError(f"{shard.path}: {problems[0] if problems else account.failed}")
+        if on_file is not None:
+            on_file(shard.path)
 
 
 def selection_files(pattern: str) -> list[Shard]:
@@ -100,7 +105,9 @@ def selection_files(pattern: str) -> list[Shard]:
     fs, inner = filesystem(pattern)
     paths = sorted(fs.glob(inner)) if any(c in inner for c in "*?[") else [inner] * int(fs.exists(inner))
     if not paths:
-        raise ShardError(f"No file matches {pattern}, which a model of the recipe trains on.")
+        raise ShardError(
+            f"No file matches {pattern}, which a model asks for. Look at its path and at the working folder."
+        )
     shards = []
     for path in paths:
         info = fs.info(path)

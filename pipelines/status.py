@@ -33,7 +33,7 @@ def status(run: Run) -> list[SegmentStatus]:
     shards = [Shard.model_validate(entry) for entry in orjson.loads(read_bytes(join(run.path, "inputs.json")))]
     plan = make_plan(recipe, shards)
     rows = []
-    todo = [(s.segment.folder, ", ".join(u.key for u in s.segment.uses), s.shards) for s in plan.segments]
+    todo = [(s.segment.folder, ", ".join(u.heading for u in s.segment.uses), s.shards) for s in plan.segments]
     if plan.tokenizer is not None:
         todo.append((TOKENS, "tokenize", plan.tokens))
     for folder, stages, keys in todo:

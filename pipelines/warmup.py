@@ -22,14 +22,19 @@ def warm() -> str:
     """
     begun = time.perf_counter()
     names = [info.name for info in sorted(pkgutil.iter_modules(kernels.__path__), key=lambda info: info.name)]
-    cold = not any(Path(numba.config.CACHE_DIR).rglob("*.nbi"))
-    if cold and (cores := os.cpu_count() or 1) > 1:
+    before = _compiled()
+    if not before and (cores := os.cpu_count() or 1) > 1:
         with ProcessPoolExecutor(min(cores, 4), mp_context=get_context("spawn")) as pool:
             list(pool.map(_warm_module, names))
     warmed = [name for name in names if _warm_module(name)]
     seconds = time.perf_counter() - begun
-    verb = "Kernels compiled" if cold else "Kernels loaded from their cache"
+    verb = "Kernels loaded from their cache" if _compiled() <= before else "Kernels compiled"
     return f"{verb} in {seconds:.1f} s: {', '.join(warmed)}."
+
+
+def _compiled() -> set[str]:
+    """The files of machine code in numba's cache."""
+    return {str(path) for path in Path(numba.config.CACHE_DIR).rglob("*.nbc")}
 
 
 def _warm_module(name: str) -> bool:

@@ -9,11 +9,12 @@ import heapq
 import importlib.metadata
 import platform
 import socket
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,7 @@ VERSIONED = ("gristmill", "pyarrow", "numpy", "numba", "resiliparse", "fastwarc"
 class StageStep:
     """A stage as a worker runs it: models resolved to paths."""
 
-    key: str
+    key: str  # what the books call it
     stage: Any
     is_gate: bool = False  # its decisions were made by `cluster`; the worker joins them
 
@@ -100,6 +101,7 @@ class ClusterOrder:
     sign_keys: tuple[str, ...]
     key: str
     stage: Any
+    upstream: str = ""  # folder of the segment before: for texts that the figures show
 
 
 def parts_of(out: str, folder: str, kind: str, shard: Shard, ending: str) -> str:
@@ -399,18 +401,25 @@ def _empty_batch(path: str, columns: Sequence[str]) -> Batch:
 def run_cluster(order: ClusterOrder) -> dict[str, Any]:
     """Decides over all signatures -> the figures. The card with the key is published last."""
     withdraw(join(order.out, order.folder, "cluster", "card.json"))
+    with tempfile.TemporaryDirectory(prefix="gristmill-") as scratch:
+        return _clustered(order, scratch)
+
+
+def _clustered(order: ClusterOrder, scratch: str) -> dict[str, Any]:
     begun = time.perf_counter()
     tables = []
     for shard, key in zip(order.shards, order.sign_keys, strict=True):
         card = orjson.loads(read_bytes(parts_of(order.out, order.folder, "sign", shard, "json")))
         path = parts_of(order.out, order.folder, "sign", shard, "arrow")
-        table = _signatures(path)
+        table = _signatures(path, f"{scratch}/{shard.part}.arrow")
         if card["key"] != key or card["rows"] != table.num_rows:
             raise ShardError(
                 f"{path} holds signatures of another run or is incomplete. Delete it and run the recipe again."
             )
         tables.append(table)
     decisions, figures = order.stage.cluster(tables)
+    if hasattr(order.stage, "illustrate"):
+        figures = order.stage.illustrate(figures, partial(_texts, order))
     for shard, table in zip(order.shards, decisions, strict=True):
         with publish(parts_of(order.out, order.folder, "cluster", shard, "parquet")) as file:
             pq.write_table(table, file, compression="zstd", compression_level=3)
@@ -425,13 +434,24 @@ def run_cluster(order: ClusterOrder) -> dict[str, Any]:
     return card
 
 
-def _signatures(path: str) -> pa.Table:
-    """A signature file; mapped, not read, where it lies on a local disk."""
+def _texts(order: ClusterOrder, shard: int, ids: Sequence[str]) -> dict[str, str]:
+    """Texts of documents of the shard at a place in `order.shards`, by doc_id."""
+    out: dict[str, str] = {}
+    wanted = pa.array(sorted(set(ids)), pa.string())
+    path = parts_of(order.out, order.upstream, "kept", order.shards[shard], "parquet")
+    for batch in kept_batches(path, ["doc_id", "text"]):
+        found = batch.filter(pc.is_in(batch["doc_id"], value_set=wanted))
+        out |= dict(zip(found["doc_id"].to_pylist(), found["text"].to_pylist(), strict=True))
+    return out
+
+
+def _signatures(path: str, copy: str) -> pa.Table:
+    """A signature file, mapped, not read; one that does not lie on a local disk is copied there first."""
     fs, inner = filesystem(path)
-    if isinstance(fs, LocalFileSystem):
-        return pa.ipc.open_file(pa.memory_map(inner)).read_all()
-    with fs.open(inner, "rb") as file:
-        return pa.ipc.open_file(file).read_all()
+    if not isinstance(fs, LocalFileSystem):
+        fs.get_file(inner, copy)
+        inner = copy
+    return pa.ipc.open_file(pa.memory_map(inner)).read_all()
 
 
 def summary(ledger: Mapping[str, Any]) -> dict[str, int]:

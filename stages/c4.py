@@ -30,7 +30,6 @@ from gristmill.stages.kernels.buffers import string_views
 from gristmill.stages.kernels.english import ENGLISH
 from gristmill.stages.kernels.measures import ratio
 from gristmill.stages.kernels.unicode import TABLES
-from gristmill.stages.kernels.words import word_groups
 from gristmill.stages.shards import filesystem
 
 _PAPER = "C4 (Raffel et al. 2020), section 2.2; datatrove C4QualityFilter"
@@ -129,11 +128,8 @@ class C4(Settings):
             counts,
         )
         starts, ends = line_starts[: kept + 1], line_ends[:kept]
-        of_line = np.zeros(kept, np.int64)
-        for group in word_groups(starts, left):
-            edit.count_sentences(
-                left, starts, ends, group.first, group.last, ENGLISH, group.starts, group.ends, group.counts, of_line
-            )
+        of_line = np.empty(kept, np.int64)
+        edit.count_sentences(left, starts, ends, ENGLISH, of_line)
         summed = np.concatenate([[0], np.cumsum(of_line)])
         sentences = summed[first_lines[1:]] - summed[first_lines[:-1]]
         new_offsets = np.empty(len(text) + 1, np.int32)

@@ -11,7 +11,6 @@ SentencePiece pieces. Perplexity = 10 ^ (-log10 p / (pieces + 1)). A document wi
 from __future__ import annotations
 
 import csv
-import importlib
 import re
 import unicodedata
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import sentencepiece
 
 from gristmill.stages.kernels.normalise import PUNCTUATION
 from gristmill.stages.kneser_ney import ModelError, load_arpa
@@ -63,20 +63,17 @@ def load_pairs(folder: str) -> Mapping[str, CCNetModel]:
     pairs = {path: path.with_name(path.name.removesuffix(".arpa.bin") + ".sp.model") for path in found}
     if not pairs:
         raise ModelError(f"{folder} holds no <language>.arpa.bin; `compat: ccnet` needs CCNet's pairs of models.")
-    try:
-        processor = importlib.import_module("sentencepiece").SentencePieceProcessor
-    except ImportError as error:
-        raise ModelError(
-            "`compat: ccnet` needs the package sentencepiece, which is not installed: pip install sentencepiece"
-        ) from error
     cutoffs = _cutoffs(Path(folder) / "cutoff.csv")
     models = {}
-    for path, sentencepiece in pairs.items():
-        if not sentencepiece.is_file():
-            raise ModelError(f"{sentencepiece} is missing; without it the text cannot be cut as {path.name} expects.")
+    for path, pieces_path in pairs.items():
+        if not pieces_path.is_file():
+            raise ModelError(f"{pieces_path} is missing; without it the text cannot be cut as {path.name} expects.")
         language = path.name.removesuffix(".arpa.bin")
         places, percentiles = cutoffs.get(language, (np.zeros(0), np.zeros(0)))
-        pieces = processor(model_file=str(sentencepiece))
+        try:
+            pieces = sentencepiece.SentencePieceProcessor(model_file=str(pieces_path))
+        except RuntimeError as error:
+            raise ModelError(f"{pieces_path}: SentencePiece cannot read this model: {error}") from error
         models[language] = CCNetModel(load_arpa(path), pieces, percentiles, places)
     return models
 

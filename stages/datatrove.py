@@ -267,6 +267,11 @@ def _load(path: str, arguments: bytes, language: str | None, allow_foreign: bool
         raise BlockError(f"{path}:{hint}") from error
     try:
         block = kind(**given)
+    except (ImportError, OSError) as error:
+        raise BlockError(
+            f"{path} cannot be built here ({type(error).__name__}: {error}). Where it loads a model or a list, name a "
+            "local file in its arguments, or fetch what it asks for on every worker"
+        ) from error
     except Exception as error:
         raise BlockError(f"{path} refuses its arguments: {type(error).__name__}: {error}") from error
     values = list(vars(block).values())

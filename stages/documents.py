@@ -42,7 +42,7 @@ list, all failed rules in order; the first is the one that the ledger books the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeAlias
 
@@ -111,6 +111,24 @@ class Rule:
         return ~passes
 
 
+class BySettings:
+    """A class variable of a stage that follows the settings of an instance; of the class, what the defaults give.
+
+    adds: ClassVar[Mapping[str, pa.DataType]] = cast(Any, BySettings(lambda stage: {...}))
+    """
+
+    def __init__(self, of: Callable[[Any], Any]) -> None:
+        self._of = of
+
+    def __get__(self, stage: Any, owner: Any) -> Any:
+        return self._of(owner.model_construct() if stage is None else stage)
+
+
+def heading(key: str, column: str | None) -> str:
+    """How ledger and report call a use of a stage: by its key, and by the name of its columns where that is another."""
+    return key if column in (None, key) else f"{key}.{column}"
+
+
 @dataclass(frozen=True)
 class Result:
     """What a stage made of a batch. Kept and dropped together hold each document of the input once."""
@@ -141,7 +159,13 @@ class GlobalStage(Protocol):
     all shards, in shard order, and gives a table for every shard: one row for each document that it has something
     to say about (`doc_id` string, `reason` string or null to keep, then the columns of `adds`).
     `keep` joins by `doc_id`; documents without a row are kept and get null in the columns of `adds`. The runner
-    counts that every row met its document. `needs` may depend on the settings of an instance.
+    counts that every row met its document. `needs` and `adds` may depend on the settings of an instance. `rules` judge
+    the measures that `cluster` gave, besides its own reasons.
+
+    A stage that is global with some settings only says so by a property `is_global`. A stage names the settings that
+    change no result (`without_effect`), which are no part of a key, and those that its signatures do not depend on
+    (`after_signing`): a change of them clusters again and signs nothing. Tables are taken one after the other, so that
+    `cluster` may make each when it is asked for.
 
     A stage that edits documents by what it decided has `apply(batch, decisions) -> (Result, rows met)` of its own
     instead of the join, and its decisions have the columns that it likes beside `doc_id`.
@@ -157,7 +181,7 @@ class GlobalStage(Protocol):
 
     def sign(self, batch: Batch) -> Batch: ...
 
-    def cluster(self, signatures: Sequence[pa.Table]) -> tuple[list[pa.Table], Mapping[str, Any]]: ...
+    def cluster(self, signed: Sequence[pa.Table]) -> tuple[Iterable[pa.Table], Mapping[str, Any]]: ...
 
 
 REASONS = pa.list_(pa.string())
@@ -227,11 +251,11 @@ def apply_decisions(stage: GlobalStage, batch: Batch, decisions: pa.Table) -> tu
         name: decisions[name].combine_chunks().take(at).cast(kind) for name, kind in stage.adds.items()
     }  # a null index gives null
     reason = decisions["reason"].combine_chunks().take(at).cast(pa.string())
-    fails = {
-        name: pc.fill_null(pc.equal(reason, name), False).to_numpy(zero_copy_only=False)
-        for name in sorted(pc.unique(reason.drop_null()).to_pylist())
-    }
-    return cut(with_columns(batch, columns), fails), batch.num_rows - at.null_count
+    decided = with_columns(batch, columns)
+    fails = {rule.reason: rule.fails(column(decided, rule.column)) for rule in stage.rules()}
+    for name in sorted(pc.unique(reason.drop_null()).to_pylist()):
+        fails[name] = pc.fill_null(pc.equal(reason, name), False).to_numpy(zero_copy_only=False)
+    return cut(decided, fails), batch.num_rows - at.null_count
 
 
 def slices(batch: Batch, weights: np.ndarray) -> Iterator[Batch]:

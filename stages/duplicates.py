@@ -16,124 +16,22 @@ Who stays
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from itertools import pairwise
+from typing import Any, Literal, overload
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.stages.documents import Batch, column
 from gristmill.stages.kernels import cluster, hashing
 from gristmill.stages.kernels.buffers import string_views
+from gristmill.stages.signatures import ClusterError
 
 Scope = Literal["global", "source", "dump"]
-SETTINGS = b"gristmill.signature"  # in the schema of a signature table: what it was made with
-NONE = np.uint32(0xFFFFFFFF)
+NONE = 0xFFFFFFFF
 BIGGEST = 20  # clusters that the figures describe
 EXAMPLES = 5  # doc_ids for each of them
-
-_KEEP = re.compile(r"longest|earliest|first|best\((-?)([^()]+)\)")
-
-
-class ClusterError(ValueError):
-    """The signatures do not fit together, or what they say cannot be right."""
-
-
-def check_keep(keep: str) -> str:
-    """Returns a keep policy as it is. Raises ValueError when there is no such policy."""
-    if not _KEEP.fullmatch(keep):
-        raise ValueError(f"keep is longest, earliest, first, best(COLUMN) or best(-COLUMN), not {keep!r}.")
-    return keep
-
-
-class Needs:
-    """The columns that `identity` reads, and `url` where that is compared: of a class those of its defaults."""
-
-    def __get__(self, stage: Any, owner: type) -> tuple[str, ...]:
-        columns = ["text", "source", "dump"]
-        if stage is not None:
-            measure = _KEEP.fullmatch(stage.keep)
-            columns += ["date"] if stage.keep == "earliest" else [measure[2]] if measure and measure[2] else []
-            columns += ["url"] if getattr(stage, "by", "text") == "url" else []
-        return tuple(columns)
-
-
-def identity(batch: Batch, keep: str) -> dict[str, pa.Array]:
-    """The columns by which clusters are decided: doc_id, source, dump, date, rank (smaller stays), text_hash.
-
-    Raises ValueError when the keep policy names a column that the batch does not have.
-    """
-    rows = batch.num_rows
-    have = batch.schema.names
-    rank = np.zeros(rows)
-    measure = _KEEP.fullmatch(keep)
-    if keep == "longest":
-        rank = -pc.utf8_length(batch["text"]).to_numpy(zero_copy_only=False).astype(np.float64)
-    elif measure and measure[2]:
-        if measure[2] not in have:
-            raise ValueError(
-                f"keep: {keep} asks for the column {measure[2]}, which these documents do not have. "
-                f"They have {', '.join(have)}. Put the stage that measures it before this one."
-            )
-        values = column(batch, measure[2])
-        rank = values if measure[1] else -values
-        rank = np.where(np.isnan(rank), np.inf, rank)
-    date = batch["date"] if keep == "earliest" else pa.nulls(rows, pa.string())
-    if keep == "earliest":
-        rank = date.is_null().to_numpy(zero_copy_only=False).astype(np.float64)
-    return {
-        "doc_id": batch["doc_id"],
-        "source": batch["source"],
-        "dump": batch["dump"],
-        "date": date,
-        "rank": pa.array(rank),
-        "text_hash": text_hashes(batch["text"]),
-    }
-
-
-def text_hashes(text: pa.Array) -> pa.Array:
-    """128 bits for each text, fixed_size_binary(16)."""
-    offsets, data = string_views(text)
-    hashes = np.empty((len(text), 2), np.uint64)
-    hashing.hash_raw(offsets, data, hashes)
-    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(text), [None, pa.py_buffer(hashes)])
-
-
-def with_settings(columns: Mapping[str, pa.Array], settings: str) -> Batch:
-    """The signatures as a batch that says what they were made with."""
-    names = list(columns)
-    batch = pa.RecordBatch.from_arrays([columns[name] for name in names], names=names)
-    return batch.replace_schema_metadata({SETTINGS: settings.encode()})
-
-
-def check_settings(tables: Sequence[pa.Table], settings: str, names: Sequence[str]) -> None:
-    """Raises ClusterError when a table was signed with other settings, does not say so, or lacks a column."""
-    for number, table in enumerate(tables):
-        said = (table.schema.metadata or {}).get(SETTINGS, b"unknown settings").decode()
-        missing = [name for name in names if name not in table.schema.names]
-        if said != settings or missing:
-            wrong = f"lack the column {missing[0]}" if said == settings else f"were made with {said}, not {settings}"
-            raise ClusterError(
-                f"The signatures of shard {number} {wrong}. Delete them and run the recipe again; of an earlier run, "
-                "make them again with these settings."
-            )
-
-
-def older(folders: Sequence[str]) -> list[pa.Table]:
-    """The signatures of earlier runs, one table a file, through memory maps. folders: `<run>/<segment>/sign`.
-
-    Raises ClusterError when a folder has none: then nothing would be compared, and nobody would notice.
-    """
-    tables = []
-    for folder in folders:
-        files = sorted(Path(folder).glob("*.arrow"))
-        if not files:
-            raise ClusterError(f"against: {folder} holds no signatures (*.arrow). Name the `sign` folder of a run.")
-        tables += [pa.ipc.open_file(pa.memory_map(str(file))).read_all() for file in files]
-    return tables
 
 
 def row_starts(tables: Sequence[pa.Table]) -> np.ndarray:
@@ -215,6 +113,15 @@ def _filtered(tables: Sequence[pa.Table], starts: np.ndarray, members: np.ndarra
     return pa.chunked_array(parts, kind)
 
 
+def numbers_at(tables: Sequence[pa.Table], starts: np.ndarray, rows: np.ndarray, name: str) -> np.ndarray:
+    """The values of a column of numbers at some rows (m,) uint32, each once, in any order."""
+    order = np.argsort(rows)
+    found = _filtered(tables, starts, rows[order], name).to_numpy()
+    out = np.empty_like(found)
+    out[order] = found
+    return out
+
+
 def _tie_keys(tables: Sequence[pa.Table], starts: np.ndarray, members: np.ndarray) -> pa.Array:
     """What orders documents of equal rank: date, doc_id, source and text hash, large_binary (m,)."""
     names = ("date", "doc_id", "source", "text_hash")
@@ -235,54 +142,108 @@ def members_of(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.flatnonzero(sizes[labels] > 1).astype(np.uint32), sizes
 
 
-def elect(tables: Sequence[pa.Table], starts: np.ndarray, roots: np.ndarray, new: int) -> np.ndarray:
+def elect(
+    tables: Sequence[pa.Table], starts: np.ndarray, roots: np.ndarray, new: int, at_once: int = NONE
+) -> np.ndarray:
     """roots (n,) uint32, any one row of each cluster -> keepers (n,) uint32, the row that stays.
 
-    Rows from `new` on are of earlier runs: they stay before all others.
+    Rows from `new` on are of earlier runs: they stay before all others. at_once: documents whose ids are in memory at
+    one time; more where one cluster has more.
     """
-    members, _ = members_of(roots)
+    members, sizes = members_of(roots)
     keepers = np.arange(len(roots), dtype=np.uint32)
-    if not len(members):
-        return keepers
-    ranks = np.where(members < new, _filtered(tables, starts, members, "rank").to_numpy(), -np.inf)
-    offsets, ties = string_views(_tie_keys(tables, starts, members))
-    best = np.full(len(roots), NONE)
-    cluster.elect(members, roots, ranks, offsets, ties, best)
-    keepers[members] = members[best[roots[members]]]
+    best = np.full(len(roots), NONE, np.uint32)
+    for part in _pieces(members, roots, sizes, at_once) if len(members) else ():
+        ranks = np.where(part < new, _filtered(tables, starts, part, "rank").to_numpy(), -np.inf)
+        offsets, ties = string_views(_tie_keys(tables, starts, part))
+        cluster.elect(part, roots, ranks, offsets, ties, best)
+        keepers[part] = part[best[roots[part]]]
     return keepers
 
 
-def decide(
-    tables: Sequence[pa.Table],
-    starts: np.ndarray,
-    keepers: np.ndarray,
-    shards: int,
-    reason: str,
-    names: tuple[str, str],
-) -> list[pa.Table]:
-    """A decision table for each of the first `shards` tables: a row for each document of a cluster of two and more.
+def _pieces(members: np.ndarray, roots: np.ndarray, sizes: np.ndarray, at_once: int) -> Iterator[np.ndarray]:
+    """The members of clusters, whole clusters together, about `at_once` in a piece: uint32, ascending."""
+    if len(members) <= at_once:
+        yield members
+        return
+    sums = np.cumsum(np.where(sizes > 1, sizes, np.uint32(0)), dtype=np.uint32)
+    limits = np.arange(at_once, len(members), at_once, dtype=np.int64).astype(np.uint32)
+    edges = np.unique([0, *np.searchsorted(sums, limits, side="right").tolist(), len(roots)])
+    del sums
+    for low, high in pairwise(edges.tolist()):
+        of = roots[members]
+        yield members[(of >= low) & (of < high)]
 
-    names: the columns of the cluster, which is the doc_id of the document that stays, and of its size.
+
+class Decisions(Sequence[pa.Table]):
+    """A decision table for each shard, made when it is asked for.
+
+    A row for each document of a cluster of two and more, and for each document that is marked. names: the columns of
+    the cluster, which is the doc_id of the document that stays, of its size, and of the older document that marks it.
     """
-    members, sizes = members_of(keepers)
-    heads = members[keepers[members] == members]
-    head_ids = _filtered(tables, starts, heads, "doc_id").cast(pa.large_string()).combine_chunks()
-    bounds = _bounds(members, starts)
-    out = []
-    for i, table in enumerate(tables[:shards]):
-        rows = members[bounds[i] : bounds[i + 1]]
-        kept = pa.array(keepers[rows] == rows)
-        out.append(
-            pa.table(
-                {
-                    "doc_id": table["doc_id"].take(pa.array(rows.astype(np.int64) - starts[i])).cast(pa.string()),
-                    "reason": pc.if_else(kept, pa.scalar(None, pa.string()), pa.scalar(reason)),
-                    names[0]: head_ids.take(pa.array(np.searchsorted(heads, keepers[rows]))).cast(pa.string()),
-                    names[1]: pa.array(sizes[keepers[rows]].astype(np.float64)),
-                }
-            )
-        )
-    return out
+
+    def __init__(
+        self,
+        tables: Sequence[pa.Table],
+        starts: np.ndarray,
+        keepers: np.ndarray,
+        shards: int,
+        reason: str,
+        names: Sequence[str],
+        linked: np.ndarray | None = None,
+    ) -> None:
+        """keepers (n,) uint32. linked (n,) uint32: the row of an older document that a document is marked with, or of
+        any that is not older; nothing is marked where it is not given."""
+        self._tables, self._starts, self._keepers, self._shards = tables, starts, keepers, shards
+        self._reason, self._names, self._linked = reason, names, linked
+        members, self._sizes = members_of(keepers)
+        heads = members[keepers[members] == members]
+        if linked is not None:
+            marked = marks(keepers, linked, int(starts[shards]))
+            heads = np.union1d(heads, linked[marked])
+            members = np.union1d(members, marked)
+        self._members, self._heads = members, heads
+        self._head_ids = _filtered(tables, starts, heads, "doc_id").cast(pa.large_string()).combine_chunks()
+        self._bounds = _bounds(members, starts)
+
+    def __len__(self) -> int:
+        return self._shards
+
+    @overload
+    def __getitem__(self, i: int) -> pa.Table: ...
+
+    @overload
+    def __getitem__(self, i: slice) -> Sequence[pa.Table]: ...
+
+    def __getitem__(self, i: int | slice) -> pa.Table | Sequence[pa.Table]:
+        numbers = range(self._shards)[i]
+        return self._table(numbers) if isinstance(numbers, int) else [self._table(number) for number in numbers]
+
+    def _table(self, i: int) -> pa.Table:
+        rows = self._members[self._bounds[i] : self._bounds[i + 1]]
+        keepers = self._keepers[rows]
+        sizes = self._sizes[keepers]
+        kept = pa.array(keepers == rows)
+        alone = sizes < 2  # of a document that is only marked
+        columns = {
+            "doc_id": self._tables[i]["doc_id"].take(pa.array(rows.astype(np.int64) - self._starts[i])).cast("string"),
+            "reason": pc.if_else(kept, pa.scalar(None, pa.string()), pa.scalar(self._reason)),
+            self._names[0]: self._ids(keepers, alone),
+            self._names[1]: pa.array(sizes.astype(np.float64), mask=alone),
+        }
+        if self._linked is not None:
+            older = self._linked[rows]
+            columns[self._names[2]] = self._ids(older, (keepers != rows) | (older < self._starts[self._shards]))
+        return pa.table(columns)
+
+    def _ids(self, rows: np.ndarray, hidden: np.ndarray) -> pa.ChunkedArray:
+        """The doc_ids of heads, null where hidden."""
+        return self._head_ids.take(pa.array(np.searchsorted(self._heads, rows), mask=hidden)).cast(pa.string())
+
+
+def marks(keepers: np.ndarray, linked: np.ndarray, new: int) -> np.ndarray:
+    """The rows that stay though an earlier run has them: uint32, ascending. Rows from `new` on are of earlier runs."""
+    return np.flatnonzero((linked[:new] >= new) & (keepers[:new] == np.arange(new, dtype=np.uint32))).astype(np.uint32)
 
 
 def figures(tables: Sequence[pa.Table], starts: np.ndarray, keepers: np.ndarray, new: int) -> dict[str, Any]:

@@ -1,25 +1,25 @@
-"""Exact duplicates: documents whose text, words or address are the same.
+"""Exact duplicates: documents whose text, words, address or other column are the same.
 
 exact:
-  by: normalized     # text | normalized | url
+  by: normalized     # text | normalized | url | column
   keep: longest
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import field_validator
+from pydantic import Field, field_validator, model_validator
 
-from gristmill.stages import duplicates
+from gristmill.stages import duplicates, key_ranges, signatures
 from gristmill.stages.documents import Batch, Measure, Rule, Settings, log_edges
 from gristmill.stages.kernels import cluster, hashing
 from gristmill.stages.kernels.buffers import string_views
-from gristmill.stages.kernels.fold import fold
 
 REASON = "exact_duplicate"
 
@@ -28,24 +28,46 @@ class Exact(Settings):
     """Keeps one of the documents that are the same, by a 128-bit hash.
 
     text        the bytes of the text
-    normalized  the words: case, punctuation, numbers, marks and spaces do not count (kernels/shingles.py).
-                Documents without any word are never merged; the figures count them.
+    normalized  the words: case, punctuation, numbers, marks and spaces do not count, but for what `normalize` says
+                (kernels/shingles.py)
     url         the address, without scheme, user, `www.`, default port, fragment and last slash; the host in lower
-                case. Documents without an address are never merged; the figures count them.
+                case
+    column      a string or a number: `column: NAME` is any column, `column: metadata.KEY` a key of the JSON object
+                that the input gave
+
+    Documents without any word, without an address, or whose value is missing, empty or no number, are never merged;
+    the figures count them as not_comparable. `against` as in `minhash`.
     """
 
     name: ClassVar[str] = "exact"
-    version: ClassVar[int] = 1
-    needs: ClassVar[tuple[str, ...]] = cast(Any, duplicates.Needs())
-    adds: ClassVar[Mapping[str, pa.DataType]] = {"exact.cluster": pa.string(), "exact.copies": pa.float64()}
+    version: ClassVar[int] = 2
+    needs: ClassVar[tuple[str, ...]] = cast(Any, signatures.Needs())
+    adds: ClassVar[Mapping[str, pa.DataType]] = cast(
+        Any, signatures.Adds({"exact.cluster": pa.string(), "exact.copies": pa.float64()}, older="exact.older")
+    )
+    without_effect: ClassVar[tuple[str, ...]] = signatures.WITHOUT_EFFECT
+    after_signing: ClassVar[tuple[str, ...]] = signatures.AFTER_SIGNING
     measures: ClassVar[tuple[Measure, ...]] = (Measure("exact.copies", "documents", log_edges(1, 1e6)),)
 
-    by: Literal["text", "normalized", "url"] = "text"
+    by: Literal["text", "normalized", "url", "column"] = "text"
+    column: str | None = Field(default=None, min_length=1)
+    normalize: signatures.Normalize = signatures.Normalize()
     scope: duplicates.Scope = "global"  # documents of different sources or dumps are not compared
     keep: str = "longest"
-    against: tuple[str, ...] = ()  # `sign` folders of earlier runs: what they have is dropped here
+    against: tuple[str, ...] = ()  # `sign` folders of earlier runs
+    against_action: Literal["drop", "mark"] = "drop"  # what happens to documents that they have
+    memory_mb: float = Field(default=4_096, gt=0)  # of the worker that clusters; less of it takes more passes
+    keep_signatures: bool = True  # for later runs; else they are removed when the segment is done
 
-    _check_keep = field_validator("keep")(duplicates.check_keep)
+    _check_keep = field_validator("keep")(signatures.check_keep)
+
+    @model_validator(mode="after")
+    def _settings_of_by(self) -> Exact:
+        if (self.by == "column") != (self.column is not None):
+            raise ValueError("by: column and column: NAME go together; NAME is a column or metadata.KEY.")
+        if self.by != "normalized" and self.normalize != signatures.Normalize():
+            raise ValueError(f"normalize says what by: normalized does not look at; by is {self.by}.")
+        return self
 
     def rules(self) -> Sequence[Rule]:
         return ()
@@ -56,63 +78,80 @@ class Exact(Settings):
         comparable = np.ones(batch.num_rows, bool)
         if self.by == "normalized":
             words = np.empty(batch.num_rows, np.int64)
-            hashing.hash_normalised(*string_views(batch["text"]), *fold(), hashes, words)
+            hashing.hash_normalised(*string_views(batch["text"]), *self.normalize.fold, hashes, words)
             comparable = words > 0
         else:
-            keys = batch["text"] if self.by == "text" else normalise_urls(batch["url"])
+            keys = self._compared(batch)
             hashing.hash_raw(*string_views(keys), hashes)
             comparable = keys.is_valid().to_numpy(zero_copy_only=False)
-        columns = duplicates.identity(batch, self.keep)
+        columns = signatures.identity(batch, self.keep)
         columns["key_low"] = pa.array(hashes[:, 0])
         columns["key_high"] = pa.array(hashes[:, 1])
         columns["comparable"] = pa.array(comparable.astype(np.uint8))
-        return duplicates.with_settings(columns, self.described())
+        return signatures.with_settings(columns, self.described())
 
-    def cluster(self, signatures: Sequence[pa.Table]) -> tuple[list[pa.Table], Mapping[str, Any]]:
-        """-> decisions for each shard, figures: documents, removed, clusters, sizes, biggest, not_comparable."""
-        tables = [*signatures, *duplicates.older(self.against)]
-        duplicates.check_settings(tables, self.described(), ("key_low", "key_high", "comparable"))
+    def _compared(self, batch: Batch) -> pa.Array:
+        """What is compared as strings, null where nothing."""
+        if self.by == "text":
+            return batch["text"]
+        values = normalise_urls(batch["url"]) if self.by == "url" else column_values(batch, str(self.column))
+        return pc.if_else(pc.equal(values, ""), pa.scalar(None, values.type), values)
+
+    def cluster(self, signed: Sequence[pa.Table]) -> tuple[Sequence[pa.Table], Mapping[str, Any]]:
+        """-> decisions for each shard, made when they are asked for; figures.
+
+        Figures: documents, removed, removed_for_older, clusters, sizes, biggest, not_comparable; marked_for_older
+        where they are marked. Raises ClusterError as `minhash` does.
+        """
+        tables = [*signed, *signatures.older(self.against)]
+        signatures.check_settings(tables, self.described(), ("key_low", "key_high", "comparable"))
         starts = duplicates.row_starts(tables)
-        salts = duplicates.salts(tables, self.scope)
-        rows, new = int(starts[-1]), int(starts[len(signatures)])
-        parent = np.arange(rows, dtype=np.uint32)
-        low, high = np.empty(rows, np.uint64), np.empty(rows, np.uint64)
-        comparable = np.empty(rows, bool)
-        for name, into in (("key_low", low), ("key_high", high), ("comparable", comparable)):
-            for first, values in duplicates.chunks(tables, name):
-                into[first : first + len(values)] = values
-        union_equal(low, high, comparable, salts, parent)
-        cluster.flatten(parent)
-        keepers = duplicates.elect(tables, starts, parent, new)
+        new = int(starts[len(signed)])
+        comparable = np.empty(int(starts[-1]), bool)
+        for first, values in duplicates.chunks(tables, "comparable"):
+            comparable[first : first + len(values)] = values
+        keepers = self._keepers(tables, starts, comparable, new)
+        linked = None
+        if self.against and self.against_action == "mark":
+            linked = keepers  # what `drop` would do; what stays is decided without the older documents
+            comparable[new:] = False
+            keepers = self._keepers(tables, starts, comparable, new)
         figures = duplicates.figures(tables, starts, keepers, new)
         figures["not_comparable"] = int(new - comparable[:new].sum())
-        names = ("exact.cluster", "exact.copies")
-        return duplicates.decide(tables, starts, keepers, len(signatures), REASON, names), figures
+        if linked is not None:
+            figures["marked_for_older"] = len(duplicates.marks(keepers, linked, new))
+        names = ("exact.cluster", "exact.copies", "exact.older")
+        return duplicates.Decisions(tables, starts, keepers, len(signed), REASON, names, linked), figures
+
+    def _keepers(self, tables: Sequence[pa.Table], starts: np.ndarray, comparable: np.ndarray, new: int) -> np.ndarray:
+        room = key_ranges.room(tables, self.memory_mb, verified=False, scoped=self.scope != "global")
+        parent = np.arange(len(comparable), dtype=np.uint32)
+        salts = duplicates.salts(tables, self.scope)
+        for keys, rows in key_ranges.sorted_ranges(tables, ["key_low"], comparable, salts, room.ranges):
+            union_equal(keys, rows, lambda some: duplicates.numbers_at(tables, starts, some, "key_high"), parent)
+        cluster.flatten(parent)
+        return duplicates.elect(tables, starts, parent, new, room.members)
 
     def described(self) -> str:
         """What signatures must have in common to be compared; stored with them."""
-        return f"exact {self.version} by {self.by}"
+        detail = {"normalized": f" {self.normalize.described()}", "column": f" {self.column}"}.get(self.by, "")
+        return f"exact {self.version} by {self.by}{detail}"
 
 
 def union_equal(
-    low: np.ndarray, high: np.ndarray, comparable: np.ndarray, salts: np.ndarray, parent: np.ndarray
+    keys: np.ndarray, rows: np.ndarray, upper_half: Callable[[np.ndarray], np.ndarray], parent: np.ndarray
 ) -> None:
-    """Joins rows whose 128 bits are equal. All (n,), but salts, which may be (0,)."""
-    rows = np.empty(len(low), np.uint32)
-    keys = np.empty(len(low), np.uint64)
-    everything = (np.uint64(0), np.uint64(2**64 - 1))
-    found = cluster.select(low, comparable, salts, *everything, keys, rows, 0, 0)
-    keys, rows = cluster.radix_sort(keys[:found], rows[:found], np.empty(found, np.uint64), np.empty(found, np.uint32))
-    if found == 0:
-        return
+    """Joins rows whose 128 bits are equal. keys: the lower halves, sorted; upper_half: rows -> their upper halves."""
     # Within a run of equal lower halves, equal upper halves: nearly always one value, so the sort is of short runs.
-    shared = np.zeros(found, bool)
+    shared = np.zeros(len(keys), bool)
     shared[1:] = keys[1:] == keys[:-1]
     shared[:-1] |= shared[1:]
+    if not shared.any():
+        return
     keys, rows = keys[shared], rows[shared]
-    order = np.lexsort((high[rows], keys))
-    keys, rows = keys[order], rows[order]
-    upper = high[rows]
+    upper = upper_half(rows)
+    order = np.lexsort((upper, keys))
+    keys, rows, upper = keys[order], rows[order], upper[order]
     cluster.union_runs(np.cumsum(_changes(keys) | _changes(upper)).astype(np.uint64), rows, parent)
 
 
@@ -121,6 +160,36 @@ def _changes(values: np.ndarray) -> np.ndarray:
     out = np.ones(len(values), bool)
     out[1:] = values[1:] != values[:-1]
     return out
+
+
+def column_values(batch: Batch, name: str) -> pa.Array:
+    """The values of a column, or of a key of `metadata`, as strings; null where there is none.
+
+    Raises ValueError when there is no such column, or it holds neither strings nor numbers.
+    """
+    if name.startswith(signatures.METADATA):
+        key = name.removeprefix(signatures.METADATA)
+        return pa.array([_metadata_value(text, key) for text in batch["metadata"].to_pylist()], pa.string())
+    if name not in batch.schema.names:
+        raise ValueError(
+            f"exact by column: there is no column {name}. These documents have {', '.join(batch.schema.names)}. Put "
+            f"the stage that measures it before this one, or write metadata.{name} for a key of the input's own."
+        )
+    values = batch[name]
+    kind = values.type
+    if pa.types.is_floating(kind):
+        values = pc.if_else(pc.is_nan(values), pa.scalar(None, kind), values)
+    elif not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise ValueError(f"exact by column: {name} is of type {kind}; strings and numbers can be compared.")
+    return values.cast(pa.string())
+
+
+def _metadata_value(text: str | None, key: str) -> str | None:
+    """A string or number of a JSON object as text; 7, 7.0 and "7" are the same."""
+    value = orjson.loads(text).get(key) if text else None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else None
 
 
 def normalise_urls(urls: pa.Array) -> pa.Array:

@@ -18,26 +18,23 @@ from gristmill.stages.documents import (
     Measure,
     Result,
     Rule,
-    Settings,
-    judge,
     linear_edges,
     log_edges,
-    with_columns,
 )
 from gristmill.stages.kernels import lines, ngrams
 from gristmill.stages.kernels.measures import SHORT_LINE_CHARS, measure, ratio
 from gristmill.stages.kernels.words import Splitter
+from gristmill.stages.language_limits import ByLanguage, judge_each
 
 _PAPER = "FineWeb (Penedo et al. 2024), section 3.6; datatrove FineWebQualityFilter"
 _CODE = "datatrove FineWebQualityFilter"
 
 
-class FineWeb(Settings):
+class FineWeb(ByLanguage):
     """Drops documents made of short, unfinished or repeated lines. Lines end at "\\n"; blank ones are not counted."""
 
     name: ClassVar = "fineweb"
     version: ClassVar = 1
-    needs: ClassVar = ("text",)
     measures: ClassVar = (
         Measure("fineweb.lines", "lines", log_edges(1, 1e5)),
         Measure("fineweb.terminal_lines", "share of lines"),
@@ -85,4 +82,4 @@ class FineWeb(Settings):
         }
 
     def __call__(self, batch: Batch) -> Result:
-        return judge(with_columns(batch, self.measure(batch)), self.rules())
+        return judge_each(self, batch)

@@ -10,7 +10,8 @@ says whose definitions and limits are meant:
 - `dolma`: as in `gopher_dolma.py`, where each difference is written down.
 
 A limit that is not given is the variant's; the resolved recipe shows it. Every measure is a column, `min_x` and
-`max_x` are the limits of column `x`; limits come second. A limit of `null` switches its rule off.
+`max_x` are the limits of column `x`; limits come second. A limit of `null` switches its rule off. `by_language` names a
+table of limits for the languages of the documents, on datatrove's measures: `language_limits.py`.
 """
 
 from __future__ import annotations
@@ -28,15 +29,13 @@ from gristmill.stages.documents import (
     Measure,
     Result,
     Rule,
-    Settings,
-    judge,
     linear_edges,
     log_edges,
-    with_columns,
 )
 from gristmill.stages.kernels import lines, ngrams
 from gristmill.stages.kernels.measures import GOPHER_STOP_WORDS, measure, ratio
 from gristmill.stages.kernels.words import Splitter
+from gristmill.stages.language_limits import ByLanguage, judge_each
 
 _PAPER = "Gopher (Rae et al. 2021), appendix A1.1; datatrove GopherQualityFilter"
 _TABLE = "Gopher (Rae et al. 2021), table A1; datatrove GopherRepetitionFilter"
@@ -120,6 +119,8 @@ def _refuse_foreign(stage: Any, other: Sequence[tuple[str, str]], mine: Sequence
             raise ValueError(
                 f"`{setting}` limits what the variant {stage.variant} does not measure. Leave it out, or set `variant`."
             )
+    if stage.by_language is not None and stage.variant == "dolma":
+        raise ValueError("`by_language` has limits on datatrove's measures, not on those of the variant dolma.")
     if (stage.words == "whitespace") != (stage.variant == "dolma"):
         splits = "whitespace" if stage.variant == "dolma" else "english or unicode"
         raise ValueError(f"`words` is {splits} in the variant {stage.variant}, not {stage.words}.")
@@ -135,7 +136,7 @@ def _rules(stage: Any, table: Sequence[tuple[str, str]], published: str) -> tupl
     return tuple(out)
 
 
-class GopherQuality(Settings):
+class GopherQuality(ByLanguage):
     """Drops documents whose words and lines do not look like prose.
 
     A word counts as one when it has a character that is not punctuation; the shares of symbols and of alphabetic words
@@ -144,7 +145,6 @@ class GopherQuality(Settings):
 
     name: ClassVar = "gopher_quality"
     version: ClassVar = 1
-    needs: ClassVar = ("text",)
     measures: ClassVar = cast(Any, _Measures(_QUALITY_MEASURES, gopher_dolma.QUALITY_MEASURES))
     adds: ClassVar = cast(Any, _Adds())
 
@@ -203,10 +203,10 @@ class GopherQuality(Settings):
         }
 
     def __call__(self, batch: Batch) -> Result:
-        return judge(with_columns(batch, self.measure(batch)), self.rules())
+        return judge_each(self, batch)
 
 
-class GopherRepetition(Settings):
+class GopherRepetition(ByLanguage):
     """Drops documents that repeat lines, paragraphs or runs of words.
 
     Shares of characters are over the whole document (dolma: over its words). Line breaks are "\\n".
@@ -214,7 +214,6 @@ class GopherRepetition(Settings):
 
     name: ClassVar = "gopher_repetition"
     version: ClassVar = 1
-    needs: ClassVar = ("text",)
     measures: ClassVar = cast(Any, _Measures(_REPETITION_MEASURES, gopher_dolma.REPETITION_MEASURES))
     adds: ClassVar = cast(Any, _Adds())
 
@@ -270,4 +269,4 @@ class GopherRepetition(Settings):
         }
 
     def __call__(self, batch: Batch) -> Result:
-        return judge(with_columns(batch, self.measure(batch)), self.rules())
+        return judge_each(self, batch)

@@ -162,7 +162,7 @@ class TokenFile:
         prune: n-grams of order k that occur prune[k - 1] times or less are left out; the last value holds for the
         orders after it (as `lmplz --prune`). Raises ModelError when the settings or the text do not allow a model.
         """
-        thresholds = _thresholds(order, prune)
+        limits = thresholds(order, prune)
         self._file.flush()
         if self.tokens == 0:
             raise ModelError("The training text is empty: no line has a word. Look at what the selection names.")
@@ -170,13 +170,13 @@ class TokenFile:
         orders = self._count(order, scratch, room=int(max_memory_mb * 1e6 / 2 / _BYTES_A_POSITION))
         _adjust(orders, scratch)
         discounts, fallback = _discounts(orders)
-        kept = _interpolate(orders, discounts, thresholds, scratch)
+        kept = _interpolate(orders, discounts, limits, scratch)
         self._write_arpa(Path(path), orders, kept)
         if table is not None:
             self._write_table(Path(table), orders, sum(kept))
         return Estimate(
             order=order,
-            prune=thresholds,
+            prune=limits,
             tokens=self.tokens,
             words=self.words,
             distinct=tuple(len(o.word) for o in orders),
@@ -308,7 +308,7 @@ def load_arpa(path: str | Path) -> Any:
         raise ModelError(f"{path}: KenLM cannot read this model: {error}") from error
 
 
-def _thresholds(order: int, prune: Sequence[int]) -> tuple[int, ...]:
+def thresholds(order: int, prune: Sequence[int]) -> tuple[int, ...]:
     """One pruning threshold an order. Raises ModelError for settings that give no model."""
     if not 2 <= order <= MAX_ORDER:
         raise ModelError(f"`order` is {order}; KenLM scores models of order 2 to {MAX_ORDER}.")

@@ -7,8 +7,10 @@
 The default model is lid.176 (Joulin et al. 2016), as FineWeb ran it; any other fastText model goes by path, GlotLID
 for example. Languages are named as the model's labels are, without `__label__`.
 
-The model sees at most `sample_bytes` of a document, in pieces evenly spread over it: it takes 0.12 ms per KB, and on
-485 pages of documentation the label equalled that of the full text for 99.8 %, with 2 KB for all.
+The model sees at most `sample_bytes` of a document, in pieces evenly spread over it: it takes 0.12 ms per KB. On 8,000
+documents of Debian's packages over 1 KB, in 23 languages with 20 of them or more, the label equalled that of the full
+text for 99.0 % (99.8 % where that scored 0.65 or more), and with 2 KB for 99.5 %; the time was a thirteenth. The score
+moves more: whether `keep: [en]` with the default limit kept a document was the same for 96.7 %, with 2 KB for 98.6 %.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from gristmill.stages.documents import Batch, Measure, Result, Rule, Settings, column, cut, with_columns
+from gristmill.stages.documents import Batch, Measure, Result, Rule, column, cut, with_columns
 from gristmill.stages.kernels.buffers import string_views
+from gristmill.stages.language_limits import ByLanguage, without_table
 from gristmill.stages.loading import loaded_once
 
 _LABEL = "__label__"
@@ -35,12 +38,12 @@ class LanguageModelError(ValueError):
     """The model cannot be found or loaded."""
 
 
-class Language(Settings):
+class Language(ByLanguage):
     """Adds language and score. Drops documents of other languages than `keep`, and those that score too low."""
 
     name: ClassVar = "language"
     version: ClassVar = 1
-    needs: ClassVar = ("text",)
+    needs: ClassVar[tuple[str, ...]] = ("text",)
     adds: ClassVar[Mapping[str, pa.DataType]] = {"language": pa.string(), "language_score": pa.float64()}
     measures: ClassVar = (Measure("language_score", "probability"),)
 
@@ -57,13 +60,17 @@ class Language(Settings):
         model = load_model(self.model)
         labels, scores = predict(model, batch["text"], self.sample_bytes)
         scored = with_columns(batch, {"language": pa.array(labels, pa.string()), "language_score": pa.array(scores)})
-        names = np.array(labels, dtype=object)
-        limits = np.array([self.min_score_of.get(label, self.min_score) for label in labels], np.float64)
+        names, of_row = np.unique(np.array(labels, dtype=str), return_inverse=True)
+        limits = np.array([self.limit_of(str(name)) for name in names], np.float64)[of_row]
         fails = {}
         if self.keep is not None:
-            fails["other_language"] = ~np.isin(names.astype(str), np.array(self.keep, dtype=str))
+            fails["other_language"] = ~np.isin(names, np.array(self.keep, dtype=str))[of_row]
         fails["too_low_language_score"] = ~(column(scored, "language_score") >= limits)
-        return cut(scored, fails)
+        return cut(scored, fails, without_table(self, names.tolist(), of_row))
+
+    def limit_of(self, language: str) -> float:
+        """The lowest score that passes in a language: of `min_score_of`, else of the table, else the general one."""
+        return self.min_score_of.get(language, self.for_language(language).min_score)
 
 
 def predict(model: Any, text: pa.Array, sample_bytes: int | None) -> tuple[list[str], np.ndarray]:

@@ -12,6 +12,7 @@ an iterable of string arrays, or of record batches with `text` and `language`. `
     model.json                  what the model is, and the percentiles of its scores; stages read it
     lm.arpa, <language>.arpa    the language model for KenLM, and other programs
     lm.npy, <language>.npy      the same, as the stage maps it
+    lm.sp.model, <language>.sp.model    SentencePiece, where the model has `tokenize: sentencepiece`
     model.bin                   fastText
 
 and returns the card: JSON-able, with the data and its hash, settings, sizes, seconds, and how the model does on

@@ -8,13 +8,13 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, ClassVar, Self
+from types import MappingProxyType, TracebackType
+from typing import Any, BinaryIO, ClassVar, Literal, Self
 
 import numpy as np
 import pyarrow as pa
 import xxhash
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from gristmill.stages.classifier import LABEL_PREFIX, MODEL_BIN, NEGATIVE, POSITIVE, prepare, probabilities
 from gristmill.stages.documents import Settings
@@ -29,12 +29,29 @@ _FEATURES = 30  # words listed for each label
 _FEATURE_MIN_COUNT = 5
 
 
+_OF_FASTTEXT: Mapping[str, float] = MappingProxyType(
+    {"dim": 100, "epoch": 5, "lr": 0.1, "word_ngrams": 1, "min_count": 1, "buckets": 2_000_000}
+)
+PRESETS: Mapping[str, Mapping[str, float]] = MappingProxyType(
+    {
+        # Ours: the hundreds of megabytes of fastText's own dimensions do not help on a few thousand documents.
+        "small": {**_OF_FASTTEXT, "dim": 32, "buckets": 200_000},
+        # fastText's defaults for `supervised` (its documentation, "List of options"); the defaults of the flags of
+        # DCLM's script are the same (baselines/train_fasttext_classifier.py: lr 0.1, dim 100, epoch 5, minCount 1).
+        "fasttext": _OF_FASTTEXT,
+        # Li et al. 2024 (DCLM). Word bigrams, as the file name of the model that they released says
+        # (openhermes_reddit_eli5_vs_rw_v2_bigram_200k_train.bin); the rest of its training settings is not published
+        # and taken from the script's defaults. Its 200,000 examples of each kind were OpenHermes-2.5 and r/ELI5
+        # answers against documents of RefinedWeb, and its filter kept the best 10 % (a score of 0.018112).
+        "dclm": {**_OF_FASTTEXT, "word_ngrams": 2},
+    }
+)
+
+
 class FastText(Settings):
     """A supervised fastText model of two labels, for the stage `classifier`.
 
-    Defaults as DCLM's training script (baselines/train_fasttext_classifier.py: lr 0.1, epoch 5, minCount 1), with
-    fewer dimensions and hash buckets than fastText's own (100 and 2,000,000), which make files of hundreds of
-    megabytes and do not help on a few thousand documents.
+    `preset` gives the settings that are not given: see `PRESETS`.
     """
 
     kind: ClassVar[str] = "fasttext"
@@ -42,6 +59,7 @@ class FastText(Settings):
 
     positive: Selection
     negative: Selection
+    preset: Literal["small", "fasttext", "dclm"] = "small"
     dim: int = Field(32, gt=0)
     epoch: int = Field(5, gt=0)
     lr: float = Field(0.1, gt=0)
@@ -51,6 +69,13 @@ class FastText(Settings):
     validation: float = Field(0.1, ge=0, lt=1)  # share of the documents, held out
     threads: int = Field(1, ge=1)  # more than one is faster, and not reproducible
     seed: int = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, data: Any) -> Any:
+        """What is not given, from the preset; what is given stays."""
+        preset = data.get("preset") if isinstance(data, Mapping) else None
+        return {**PRESETS[preset], **data} if isinstance(preset, str) and preset in PRESETS else data
 
     def roles(self) -> dict[str, Selection]:
         """What the training reads."""
@@ -176,16 +201,16 @@ class _Examples:
         return evaluate(scores[POSITIVE], scores[NEGATIVE])
 
 
-def evaluate(positive: np.ndarray, negative: np.ndarray) -> dict[str, Any]:
+def evaluate(positive: np.ndarray, negative: np.ndarray, min_score: float = 0.5) -> dict[str, Any]:
     """Figures of a classifier from its scores on documents of each kind, (p,) and (n,) float64 in [0, 1].
 
-    Precision and recall at 0.5; AUC: how often a positive document scores above a negative one, ties half; the
-    calibration curve: for ten ranges of score, documents, mean score, share positive; percentiles 0 to 100 of all
-    scores. None where a kind has no documents.
+    Precision and recall of what reaches `min_score`; AUC: how often a positive document scores above a negative one,
+    ties half; the calibration curve: for ten ranges of score, documents, mean score, share positive; percentiles 0 to
+    100 of all scores. None where a kind has no documents.
     """
     scores = np.nan_to_num(np.concatenate([positive, negative]), nan=0.0)
     truth = np.arange(len(scores)) < len(positive)
-    chosen = scores >= 0.5
+    chosen = scores >= min_score
     hits = int((chosen & truth).sum())
     calibration = []
     for i in range(10):
@@ -196,6 +221,7 @@ def evaluate(positive: np.ndarray, negative: np.ndarray) -> dict[str, Any]:
     return {
         "positive": len(positive),
         "negative": len(negative),
+        "min_score": min_score,
         "precision": hits / int(chosen.sum()) if chosen.any() else None,
         "recall": hits / len(positive) if len(positive) else None,
         "auc": auc(positive, negative),

@@ -215,6 +215,8 @@ def _limits(found: StageRules | None, column: str, book: StageLedger) -> list[di
                     "key": found.key,
                     "applies_to": list(found.only),
                     "setting": setting.name if setting else None,
+                    "table": found.table,
+                    "languages": found.languages.get(rule.reason, []),
                     "values": answer.values(book.histograms[column].edges, integer=bool(setting and setting.integer)),
                     "breaks": book.counters.get(f"rule.{rule.reason}"),
                     "only": book.counters.get(f"only.{rule.reason}"),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from gristmill.pipelines.open_run import Run
+from gristmill.pipelines.open_run import Run, heading_of
 from gristmill.stages.documents import Rule
+from gristmill.stages.language_limits import differing
 
 SIDES = ("at_least", "at_most")
 
@@ -30,6 +31,8 @@ class StageRules:
     only: tuple[str, ...]  # sources that pass it; empty for all
     rules: tuple[Rule, ...]
     settings: dict[tuple[str, str], Setting]  # by reason and side
+    table: str | None = None  # of limits by language
+    languages: dict[str, list[str]] = field(default_factory=dict)  # reason -> those with a limit of their own
 
 
 def rules_of(run: Run, stages: Mapping[str, type]) -> tuple[dict[str, StageRules], list[str]]:
@@ -44,19 +47,27 @@ def rules_of(run: Run, stages: Mapping[str, type]) -> tuple[dict[str, StageRules
     labels = list(run.stages())
     for use in uses if isinstance(uses, list) else []:
         key = next((k for k in use if k != "only"), None) if isinstance(use, dict) else None
-        label = next((n for n in labels if n == key or n.startswith(f"{key} ")), None)
+        label = next((n for n in labels if n.partition(" ")[0] == heading_of(use)), None)
         if key is None or label is None or key not in stages:
             continue
         labels.remove(label)
+        settings = dict(use[key] or {})
         try:
-            stage = stages[key](**(use[key] or {}))
+            stage = stages[key](**settings)
         except ValidationError as error:
             why = error.errors()[0]["msg"]
             problems.append(f"The limits of stage {label} are not drawn: this version refuses its settings ({why}).")
             continue
         rules = tuple(stage.rules())
         only = use.get("only") or ()
-        found[label] = StageRules(key, tuple([only] if isinstance(only, str) else only), rules, _settings(stage, rules))
+        found[label] = StageRules(
+            key,
+            tuple([only] if isinstance(only, str) else only),
+            rules,
+            _settings(stage, rules),
+            settings.get("by_language"),
+            differing(stage),
+        )
     return found, problems
 
 

@@ -168,6 +168,7 @@
     const measure = data.measures[element.dataset.measure];
     const limit = measure.limits[element.dataset.limit];
     const slider = element.querySelector("input");
+    if (!slider) return; // limits by language: one slider cannot move them all
     const line = element.closest(".panel").querySelector(".try");
     const show = () => {
       const at = Number(slider.value), moved = at !== limit.now_at, value = limit.values[at];

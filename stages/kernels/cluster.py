@@ -46,21 +46,24 @@ def addresses(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
     The values stay where they are, in a memory map for example: verifying touches only those of candidates. The
     caller keeps the column alive as long as it uses the addresses.
     """
-    at, counts = [np.zeros(0, np.int64)], [np.zeros(0, np.uint32)]
+    at, counts = np.empty(len(column), np.int64), np.empty(len(column), np.uint32)
+    row = 0
     for chunk in column.chunks:
         if not len(chunk):
             continue
+        here = slice(row, row + len(chunk))
         if pa.types.is_fixed_size_list(chunk.type):
             size = chunk.type.list_size
             starts = (np.arange(len(chunk), dtype=np.int64) + chunk.offset) * size
-            counts.append(np.full(len(chunk), size, np.uint32))
+            counts[here] = size
         else:
             offsets = np.frombuffer(chunk.buffers()[1], np.int32)[chunk.offset : chunk.offset + len(chunk) + 1]
             starts = offsets[:-1].astype(np.int64)
-            counts.append(np.diff(offsets).astype(np.uint32))
+            counts[here] = np.diff(offsets)
         values = chunk.values
-        at.append(values.buffers()[1].address + 4 * (starts + values.offset))
-    return np.concatenate(at), np.concatenate(counts)
+        at[here] = values.buffers()[1].address + 4 * (starts + values.offset)
+        row += len(chunk)
+    return at, counts
 
 
 @njit(nogil=True, cache=True)

@@ -28,6 +28,7 @@ from gristmill.stages.kernels.fold import DIGIT, HANGUL, POINT, SEQUENCE, SPACE,
 from gristmill.stages.kernels.shingles import (
     GROWTH,
     PADDING,
+    WORD,
     _after_number,
     _entry,
     hash_words,
@@ -66,7 +67,7 @@ def _leaving(size):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _normalise_texts(offsets, data, ascii_, page, table, sequences, text, begins, ends, hashes, first):  # type: ignore[no-untyped-def]
+def _normalise_texts(offsets, data, ascii_, page, table, sequences, text, begins, ends, hashes, weights, first):  # type: ignore[no-untyped-def]
     """Fills the arrays of `Words` -> (bytes, words) written."""
     at = int64(0)
     words = int64(0)
@@ -74,11 +75,11 @@ def _normalise_texts(offsets, data, ascii_, page, table, sequences, text, begins
     for i in range(len(offsets) - 1):
         longest = max(longest, offsets[i + 1] - offsets[i])
     out = np.empty(GROWTH * longest + PADDING, np.uint8)
-    stops = np.empty(longest // 2 + 2, np.int64)
+    stops = np.empty(longest + 2, np.int64)
     for i in range(len(offsets) - 1):
         first[i] = words
         length, count = normalise(data, offsets[i], offsets[i + 1], ascii_, page, table, sequences, out, stops)
-        hash_words(out, stops, count, hashes, words)
+        hash_words(out, stops, count, page, table, hashes, weights, words)
         for k in range(count):
             begins[words + k] = at + (stops[k - 1] + 1 if k > 0 else 0)
             ends[words + k] = at + stops[k]
@@ -113,7 +114,8 @@ def words_of(texts: pa.Array) -> Words:
     text = np.empty(GROWTH * size + len(texts) + PADDING, np.uint8)
     begins, ends = (np.empty(size + len(texts), np.int64) for _ in range(2))
     hashes, first = np.empty(size + len(texts), np.uint64), np.zeros(len(texts) + 1, np.int64)
-    length, words = _normalise_texts(offsets, data, *fold(), text, begins, ends, hashes, first)
+    weights = np.full(size + len(texts), WORD, np.uint8)  # of no use here: every word counts as one
+    length, words = _normalise_texts(offsets, data, *fold(), text, begins, ends, hashes, weights, first)
     return Words(text[:length].copy(), begins[:words].copy(), ends[:words].copy(), hashes[:words].copy(), first)
 
 
@@ -252,15 +254,18 @@ def find(  # type: ignore[no-untyped-def]
     for i in range(n):
         longest = max(longest, offsets[i + 1] - offsets[i])
     out = np.empty(GROWTH * longest + PADDING, np.uint8)
-    stops = np.empty(longest // 2 + 2, np.int64)
-    hashes = np.empty(longest // 2 + 2, np.uint64)
+    stops = np.empty(longest + 2, np.int64)
+    hashes = np.empty(longest + 2, np.uint64)
+    weights = np.full(longest + 2, WORD, np.uint8)  # of no use here: every word counts as one
     width = 6
     while (1 << (width - 6)) < len(bits):
         width += 1
     shift = 64 - width
     count = int64(0)
     for i in range(n):
-        words = word_hashes(data, offsets[i], offsets[i + 1], ascii_, page, table, sequences, out, stops, hashes)
+        words, _ = word_hashes(
+            data, offsets[i], offsets[i + 1], ascii_, page, table, sequences, out, stops, hashes, weights
+        )
         found = _candidates(hashes, words, sizes, slots, grams, bits, shift, i, matches, count)
         if found > len(matches):
             count = found  # no room: the rest is counted only

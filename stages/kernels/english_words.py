@@ -50,10 +50,24 @@ from gristmill.stages.kernels.english import (
     UPPER,
 )
 from gristmill.stages.kernels.english_address import english_flags, is_address, is_digit
-from gristmill.stages.kernels.memory import before, inner, peek8, peek16, peek32, peek64, point_at, poke32
+from gristmill.stages.kernels.memory import (
+    before,
+    byte_class,
+    inner,
+    lowest_bit,
+    peek8,
+    peek16,
+    peek32,
+    peek64,
+    point_at,
+    poke32,
+)
 
 _FNV_PRIME = np.uint64(0x100000001B3)
 _FNV_START = np.uint64(0xCBF29CE484222325)
+_run_ends32 = byte_class(32, (9, 13), (28, 32), (0x80, 0xFF))  # white space, and what only `point_at` can tell
+_letter32 = byte_class(32, (ord("a"), ord("z")), ignore_case=True)
+_digit32 = byte_class(32, (ord("0"), ord("9")))
 _DIGIT = 1 << 16  # a digit 0-9, among the flags that `_split_middle` carries from character to character
 
 
@@ -340,7 +354,7 @@ def _restore_specials(first, n, base, english, starts, ends):  # type: ignore[no
 
 
 @inner
-def _english_run(start, end, n, base, english, starts, ends, capacity):  # type: ignore[no-untyped-def]
+def _split_run(start, end, n, base, english, starts, ends, capacity):  # type: ignore[no-untyped-def]
     """Splits one run without white space, [start, end). Returns the new n. Suffixes wait at the arrays' far end."""
     first, top = n, capacity
     slot = _special(start, end, english)
@@ -382,6 +396,47 @@ def _english_run(start, end, n, base, english, starts, ends, capacity):  # type:
     return n
 
 
+@inner
+def _letters_and_mark(start, end, n, base, english, starts, ends, capacity):  # type: ignore[no-untyped-def]
+    """`_split_run` for ASCII letters and one mark at the end: most words before a comma or full stop."""
+    mark = peek8(end - 1)
+    if mark == 46:
+        leaves = _stop_leaves(start, end - 1, english)
+    else:
+        leaves = english_flags(english, mark) & SUFFIX
+    if not leaves or _special(start, end, english) >= 0 or _special(start, end - 1, english) >= 0:
+        return _split_run(start, end, n, base, english, starts, ends, capacity)
+    n = write_word(start, end - 1, n, base, starts, ends)
+    return write_word(end - 1, end, n, base, starts, ends)
+
+
+@inner
+def _ascii_run(run, size, n, base, english, starts, ends, capacity):  # type: ignore[no-untyped-def]
+    """`_split_run` for fewer than 32 bytes of ASCII, in a block that may be read whole. Returns the new n."""
+    every = (1 << size) - 1
+    marks = every & ~_letter32(run)
+    if size <= 1:
+        return write_word(run, run + 1, n, base, starts, ends) if size else n
+    if not marks:
+        slot = _special(run, run + size, english)
+        if slot >= 0:
+            return _write_special(run, run + size, slot, n, base, english, starts, ends)
+        return write_word(run, run + size, n, base, starts, ends)
+    if marks == 1 << (size - 1):
+        return _letters_and_mark(run, run + size, n, base, english, starts, ends, capacity)
+    if marks == every and marks == every & _digit32(run):
+        return write_word(run, run + size, n, base, starts, ends)
+    return _split_run(run, run + size, n, base, english, starts, ends, capacity)
+
+
+@inner
+def run_words(run, end, limit, n, base, english, starts, ends, capacity):  # type: ignore[no-untyped-def]
+    """Splits one run without white space, [run, end), of a text that may be read up to `limit`. Returns the new n."""
+    if run + 32 <= limit and lowest_bit(_run_ends32(run) | 1 << 32) >= end - run and end - run < 32:
+        return _ascii_run(run, end - run, n, base, english, starts, ends, capacity)
+    return _split_run(run, end, n, base, english, starts, ends, capacity)
+
+
 @njit(nogil=True, cache=True)
 def english_words(data, offsets, first, last, tables, starts, ends, counts):  # type: ignore[no-untyped-def]
     """Splits documents first..last-1 into English words as spaCy does. Returns the number of words.
@@ -399,6 +454,12 @@ def english_words(data, offsets, first, last, tables, starts, ends, counts):  # 
         n_before = n
         p = base
         while p < end:
+            if p + 32 <= end:  # in most runs: ASCII, and the white space behind it
+                size = lowest_bit(_run_ends32(p) | 1 << 32)
+                if size < 32 and peek8(p + size) < 128:
+                    run, p = p, p + size + 1
+                    n = _ascii_run(run, size, n, base, english, first_start, first_end, capacity)
+                    continue
             run = p
             kinds = kind = 0
             while p < end:  # one run of characters without white space
@@ -418,7 +479,7 @@ def english_words(data, offsets, first, last, tables, starts, ends, counts):  # 
                 kinds |= k
             if p > run:
                 if kinds & KIND_OTHER or (kinds & KIND_DIGIT and kind != KIND_DIGIT):
-                    n = _english_run(run, p, n, base, english, first_start, first_end, capacity)
+                    n = _split_run(run, p, n, base, english, first_start, first_end, capacity)
                 else:
                     slot = _special(run, p, english) if kinds & KIND_LETTER else -1
                     if slot < 0:

@@ -71,8 +71,18 @@ def _flat(page: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 
 @lru_cache(maxsize=8)
-def fold(lowercase: bool = True, numbers: bool = True, punctuation: bool = True, diacritics: bool = True) -> Fold:
-    """The tables of a normalisation. The switches are those of datatrove's TextNormConfig, with its defaults."""
+def fold(
+    lowercase: bool = True,
+    numbers: bool = True,
+    punctuation: bool = True,
+    diacritics: bool = True,
+    whitespace: bool = True,
+) -> Fold:
+    """The tables of a normalisation. The switches are those of datatrove's TextNormConfig, with its defaults.
+
+    Without `whitespace` each white-space character is a word of its own, which counts for nothing in the length of a
+    shingle; spaces that stand for punctuation are no characters of the text and are never words.
+    """
     with np.load(_FILE) as stored:
         points, lengths, outputs = stored["points"], stored["lengths"], stored["outputs"]
         marks = stored["punctuation"]
@@ -103,7 +113,8 @@ def fold(lowercase: bool = True, numbers: bool = True, punctuation: bool = True,
         entry[0xAC00:0xD7A4] |= HANGUL
     elif lowercase:
         sequences = np.array([[0, 0, 0, 0], [2, ord("i"), 0x307, 0]], np.uint32)
-    entry[(classes & unicode.SPACE) > 0] = SPACE
+    spaces = (classes & unicode.SPACE) > 0
+    entry[spaces] = SPACE if whitespace else (np.arange(0x110000, dtype=np.uint32)[spaces] | UNSEGMENTED)
     if punctuation:
         entry[marks] = SPACE | (entry[marks] & SEPARATOR)
     if numbers:  # after the punctuation: datatrove's holds "１", which is a number first

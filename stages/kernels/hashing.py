@@ -12,7 +12,7 @@ from numba import int64, njit, uint64
 
 from gristmill.stages.kernels.buffers import load8, load64, mix64
 from gristmill.stages.kernels.fold import fold
-from gristmill.stages.kernels.shingles import GROWTH, PADDING, word_hashes
+from gristmill.stages.kernels.shingles import GROWTH, PADDING, WORD, word_hashes
 
 _C1 = uint64(0x87C37B91114253D5)
 _C2 = uint64(0x4CF5AD432745937F)
@@ -64,17 +64,26 @@ def hash_raw(offsets, data, hashes):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def hash_normalised(offsets, data, ascii_, page, table, sequences, hashes, words):  # type: ignore[no-untyped-def]
-    """The hash of the hashes of each document's normalised words -> hashes (n, 2) uint64, words (n,) int64."""
+    """The hash of the hashes of each document's normalised words -> hashes (n, 2) uint64, words (n,) int64.
+
+    White space that counts as a word (see `fold`) is in the hash and not in `words`: a document of nothing else has 0.
+    """
     n = offsets.shape[0] - 1
     longest = int64(0)
     for i in range(n):
         longest = max(longest, offsets[i + 1] - offsets[i])
     out = np.empty(GROWTH * longest + PADDING, np.uint8)
-    ends = np.empty(longest // 2 + 2, np.int64)
-    of_words = np.empty(longest // 2 + 2, np.uint64)
+    ends = np.empty(longest + 2, np.int64)
+    of_words = np.empty(longest + 2, np.uint64)
+    weights = np.full(longest + 2, WORD, np.uint8)
     for i in range(n):
-        words[i] = word_hashes(data, offsets[i], offsets[i + 1], ascii_, page, table, sequences, out, ends, of_words)
-        hashes[i, 0], hashes[i, 1] = hash128(of_words, 0, 8 * words[i])
+        found, total = word_hashes(
+            data, offsets[i], offsets[i + 1], ascii_, page, table, sequences, out, ends, of_words, weights
+        )
+        hashes[i, 0], hashes[i, 1] = hash128(of_words, 0, 8 * found)
+        words[i] = found if total > 0 else 0
+        if total != WORD * found:
+            weights[:found] = WORD
 
 
 def warm() -> None:

@@ -26,7 +26,8 @@ class HashSet:
 
     @classmethod
     def of(cls, hashes: np.ndarray) -> HashSet:
-        ordered = np.unique(hashes)
+        ordered = np.sort(hashes)  # np.unique makes a hash table of integers: four times the memory, 20 times as long
+        ordered = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
         edges = np.arange((1 << _BUCKET_BITS) + 1, dtype=np.uint64) << np.uint64(64 - _BUCKET_BITS)
         starts = np.searchsorted(ordered, edges[:-1]).astype(np.int64)
         return cls(ordered, np.append(starts, len(ordered)))
@@ -66,8 +67,13 @@ def _contains(hashes, starts, h):  # type: ignore[no-untyped-def]
 def split_url(data, start, stop):  # type: ignore[no-untyped-def]
     """A URL's parts -> (first byte of the host, byte after it, first byte of the path, byte after the query).
 
-    Without scheme, user, port, the host's last dot, and fragment. A URL without "://" begins with its host.
+    Without scheme, user, port, the host's last dots, fragment, and white space around. A URL without "//" begins with
+    its host. A port need not be a number, and "\\" ends a host as "/" does: so browsers read URLs (WHATWG, 4.4).
     """
+    while start < stop and load8(data, start) <= 32:
+        start += 1
+    while stop > start and load8(data, stop - 1) <= 32:
+        stop -= 1
     p = start
     while p + 2 < stop and not (load8(data, p) == 58 and load8(data, p + 1) == 47 and load8(data, p + 2) == 47):
         byte = load8(data, p)
@@ -76,18 +82,22 @@ def split_url(data, start, stop):  # type: ignore[no-untyped-def]
             break
         p += 1
     host = p + 3 if p + 2 < stop else start
+    if host == start and start + 1 < stop and load8(data, start) == 47 and load8(data, start + 1) == 47:
+        host = start + 2
     path = host
-    while path < stop and load8(data, path) not in (47, 63, 35):  # "/", "?", "#"
+    while path < stop and load8(data, path) not in (47, 63, 35, 92):  # "/", "?", "#", "\\"
         if load8(data, path) == 64:  # "@": what stood before is a user
             host = path + 1
         path += 1
-    host_stop = path
-    p = path - 1
-    while p >= host and 48 <= load8(data, p) <= 57:
-        p -= 1
-    if p >= host and load8(data, p) == 58:
-        host_stop = p
-    while host_stop > host and load8(data, host_stop - 1) == 46:
+    closing = 93 if host < path and load8(data, host) == 91 else 58  # "[" to "]", else up to ":"
+    host_stop = host
+    while host_stop < path and load8(data, host_stop) != closing:
+        host_stop += 1
+    if closing == 93 and host_stop < path:
+        host_stop += 1
+    while host < host_stop and load8(data, host) <= 32:
+        host += 1
+    while host_stop > host and (load8(data, host_stop - 1) == 46 or load8(data, host_stop - 1) <= 32):
         host_stop -= 1
     end = path
     while end < stop and load8(data, end) != 35:
@@ -165,11 +175,27 @@ def _is_word(byte):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
+def _match_word(data, first, stop, words, soft, seen, count):  # type: ignore[no-untyped-def]
+    """Whether the word is listed, and how many different soft words there are with it; `seen` has those before."""
+    if first == stop:
+        return False, count
+    value = hash_span(data, first, stop)
+    if count < len(seen) and _contains(soft[0], soft[1], value):
+        for i in range(count):
+            if seen[i] == value:
+                break
+        else:
+            seen[count] = value
+            count += 1
+    return _contains(words[0], words[1], value), count
+
+
+@njit(nogil=True, cache=True)
 def match_urls(data, ends, hosts, domains, addresses, words, soft):  # type: ignore[no-untyped-def]
     """hosts, ...: (hashes, starts) of a HashSet each -> (listed (n, 4) bool, distinct soft words (n,) int64).
 
     A domain is listed when the host or a parent domain of it with at least one dot is. Words are the runs of letters
-    and digits of host, path and query.
+    and digits of the whole URL, its scheme too.
     """
     listed = np.zeros((len(ends) - 1, 4), np.bool_)
     soft_words = np.zeros(len(ends) - 1, np.int64)
@@ -177,7 +203,8 @@ def match_urls(data, ends, hosts, domains, addresses, words, soft):  # type: ign
     for row in range(len(ends) - 1):
         if ends[row] == ends[row + 1]:
             continue
-        host, host_stop, _, end = split_url(data, ends[row], ends[row + 1])
+        end = ends[row + 1]
+        host, host_stop, _, _ = split_url(data, ends[row], end)
         whole = hash_span(data, host, host_stop)
         if host < host_stop:
             listed[row, HOST_LISTED] = _contains(hosts[0], hosts[1], whole)
@@ -198,26 +225,46 @@ def match_urls(data, ends, hosts, domains, addresses, words, soft):  # type: ign
             )
         if len(words[0]) or len(soft[0]):
             count = 0
-            p = host
+            p = ends[row]
             while p < end:
                 if not _is_word(load8(data, p)):
                     p += 1
                     continue
-                first = p
+                first, mixed = p, False
                 while p < end and _is_word(load8(data, p)):
+                    mixed |= load8(data, p) >= 128
                     p += 1
-                value = hash_span(data, first, p)
-                if _contains(words[0], words[1], value):
-                    listed[row, WORD_LISTED] = True
-                if count < len(seen) and _contains(soft[0], soft[1], value):
-                    known = False
-                    for i in range(count):
-                        known |= seen[i] == value
-                    if not known:
-                        seen[count] = value
-                        count += 1
+                hard, count = _match_word(data, first, p, words, soft, seen, count)
+                listed[row, WORD_LISTED] |= hard
+                part = first if mixed else p
+                while part < p:  # the words of ASCII in a word of other letters too, as datatrove takes them
+                    first = part
+                    while part < p and load8(data, part) < 128:
+                        part += 1
+                    hard, count = _match_word(data, first, part, words, soft, seen, count)
+                    listed[row, WORD_LISTED] |= hard
+                    part += 1
             soft_words[row] = count
     return listed, soft_words
+
+
+@njit(nogil=True, cache=True)
+def letters(data, ends, ascii_only):  # type: ignore[no-untyped-def]
+    """The letters and digits of each row, those of ASCII lowered -> (bytes (m,) uint8, offsets (n + 1,) int32).
+
+    Bytes over 127 count as letters, unless `ascii_only`.
+    """
+    out = np.empty(ends[-1] - ends[0] + 1, np.uint8)
+    offsets = np.zeros(len(ends), np.int32)
+    q = 0
+    for row in range(len(ends) - 1):
+        for p in range(ends[row], ends[row + 1]):
+            byte = load8(data, p)
+            if _is_word(byte) and (byte < 128 or not ascii_only):
+                out[q] = _lower(byte)
+                q += 1
+        offsets[row + 1] = q
+    return out[:q], offsets
 
 
 @njit(nogil=True, cache=True)
@@ -237,3 +284,4 @@ def warm() -> None:
     empty = HashSet.of(hash_lines(data, 0, 12, HOSTS))
     match_urls(data, ends, *[(empty.hashes, empty.starts)] * 5)
     hosts_beyond_ascii(data, ends)
+    letters(data, ends, False)

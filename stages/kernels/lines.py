@@ -12,7 +12,19 @@ import numpy as np
 from numba import int64, njit, uint64
 
 from gristmill.stages.kernels.buffers import mix64
-from gristmill.stages.kernels.memory import before, count_points, flags_of, inner, peek8, peek64, point_at
+from gristmill.stages.kernels.memory import (
+    before,
+    byte_class,
+    count_bits,
+    count_points,
+    flags_of,
+    inner,
+    lowest_bit,
+    newline_at,
+    peek8,
+    peek64,
+    point_at,
+)
 from gristmill.stages.kernels.unicode import SPACE, TABLES, TERMINAL
 
 # Columns of `line_measures`.
@@ -34,6 +46,15 @@ TERMINAL_LINES = 14  # of these: the last character is terminal punctuation
 SHORT_LINES = 15  # of these: at most `short_chars` characters
 DUPLICATE_FULL_LINE_CHARS = 16  # characters of second and later copies of these
 LINE_COLUMNS = 17
+
+_behind_first64 = byte_class(64, (0x80, 0xBF))
+_hash64 = byte_class(64, (35, 35))
+_newline64 = byte_class(64, (10, 10))
+_stop64 = byte_class(64, (46, 46))
+_e2_64 = byte_class(64, (0xE2, 0xE2))
+_80_64 = byte_class(64, (0x80, 0x80))
+_a6_64 = byte_class(64, (0xA6, 0xA6))
+_break64 = byte_class(64, (10, 13), (0x1C, 0x1E), (0xC2, 0xC2), (0xE2, 0xE2))  # what a line break can begin with
 
 
 @inner
@@ -76,12 +97,19 @@ def line_break(p, end):  # type: ignore[no-untyped-def]
 @inner
 def line_end(p, end):  # type: ignore[no-untyped-def]
     """Where the line of str.splitlines that p is in ends -> (end of the line, bytes of its line break)."""
-    while p < end:
-        b = peek8(p)
-        if b < 0x20 or b == 0xC2 or b == 0xE2:
-            size = line_break(p, end)
+    while p + 64 <= end:
+        found = _break64(p)
+        while found:
+            at = p + lowest_bit(found)
+            size = line_break(at, end)
             if size:
-                return p, size
+                return at, size
+            found &= found - 1
+        p += 64
+    while p < end:
+        size = line_break(p, end)
+        if size:
+            return p, size
         p += 1
     return end, 0
 
@@ -123,23 +151,36 @@ def _equal(p, q, size):  # type: ignore[no-untyped-def]
 @inner
 def _bytes_pass(start, end, row):  # type: ignore[no-untyped-def]
     """Counts characters, "#", "\\n" and ellipses."""
-    chars = hashes = newlines = 0
-    for p in range(start, end):
-        b = peek8(p)
-        chars += b & 0xC0 != 0x80
-        hashes += b == 35
-        newlines += b == 10
-    ellipses = 0
-    p = start
-    while p < end - 2:
-        b = peek8(p)
-        if b == 46 and peek8(p + 1) == 46 and peek8(p + 2) == 46:
-            ellipses += 1
-            p += 3
+    chars, hashes, newlines, ellipses = end - start, 0, 0, 0
+    p = counted = start  # an ellipsis is counted before p; it may reach beyond a block
+    while counted < end:
+        if counted + 66 <= end:
+            behind = counted + 64
+            chars -= count_bits(_behind_first64(counted))
+            hashes += count_bits(_hash64(counted))
+            newlines += count_bits(_newline64(counted))
+            three = _stop64(counted) & _stop64(counted + 1)
+            if not three | (_e2_64(counted) & _80_64(counted + 1) & _a6_64(counted + 2)):
+                counted = behind
+                continue
         else:
-            if b == 0xE2:
-                ellipses += peek8(p + 1) == 0x80 and peek8(p + 2) == 0xA6
-            p += 1
+            behind = end
+            for q in range(counted, end):
+                b = peek8(q)
+                chars -= b & 0xC0 == 0x80
+                hashes += b == 35
+                newlines += b == 10
+        p = max(p, counted)
+        while p < min(behind, end - 2):
+            b = peek8(p)
+            if b == 46 and peek8(p + 1) == 46 and peek8(p + 2) == 46:
+                ellipses += 1
+                p += 3
+            else:
+                if b == 0xE2:
+                    ellipses += peek8(p + 1) == 0x80 and peek8(p + 2) == 0xA6
+                p += 1
+        counted = behind
     row[CHARS], row[HASHES], row[NEWLINES], row[ELLIPSES] = chars, hashes, newlines, ellipses
 
 
@@ -170,13 +211,10 @@ def _pieces_pass(start, end, page, table, short_chars, paragraphs, pieces, slots
     n = lines = copies = copied_chars = full = terminal = short = full_copied_chars = 0
     piece = start
     while piece <= end:
-        p = piece
+        p = newline_at(piece, end)
         if paragraphs:
-            while p < end and not (peek8(p) == 10 and p + 1 < end and peek8(p + 1) == 10):
-                p += 1
-        else:
-            while p < end and peek8(p) != 10:
-                p += 1
+            while p < end and not (p + 1 < end and peek8(p + 1) == 10):
+                p = newline_at(p + 1, end)
         # Between two runs of "\\n" no line is empty; before the first and behind the last one it is.
         if p > piece or piece == start or p == end:
             lines += 1

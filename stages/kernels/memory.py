@@ -9,6 +9,10 @@ integer. The rules that keep this safe:
 - tests run every kernel on buffers with guard bytes on both sides.
 
 All loads give int64, except `peek64`, which gives uint64.
+
+A *block* is 32 or 64 bytes looked at at once: `byte_class(...)` makes a function that gives a bit for each of them, the
+first byte lowest. It reads the whole block, so it is only called where all of it lies before the end; what is left is
+walked byte by byte.
 """
 
 from __future__ import annotations
@@ -45,6 +49,55 @@ def _poke(bits: int) -> Any:
         return types.void(types.int64, types.uint64 if bits == 64 else types.int64), generate
 
     return poke
+
+
+def byte_class(width: int, *ranges: tuple[int, int], ignore_case: bool = False) -> Any:
+    """A function (address) -> int64 with bit i set where byte i of the block of `width` bytes lies in one of the
+    ranges, both ends included. ignore_case: of "a" to "z" either case counts (and "@" for "`" and the like)."""
+    vector = ir.VectorType(ir.IntType(8), width)
+
+    def splat(value: int) -> Any:
+        return ir.Constant(vector, [ir.Constant(ir.IntType(8), value)] * width)
+
+    @intrinsic
+    def block(typing_context: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            data = builder.load(builder.inttoptr(arguments[0], vector.as_pointer()), align=1)
+            if ignore_case:
+                data = builder.or_(data, splat(32))
+            found = None
+            for low, high in ranges:
+                if low == high:
+                    inside = builder.icmp_unsigned("==", data, splat(low))
+                else:
+                    inside = builder.icmp_unsigned("<=", builder.sub(data, splat(low)), splat(high - low))
+                found = inside if found is None else builder.or_(found, inside)
+            bits = builder.bitcast(found, ir.IntType(width))
+            return bits if width == 64 else builder.zext(bits, ir.IntType(64))
+
+        return types.int64(types.int64), generate
+
+    return block
+
+
+@intrinsic
+def lowest_bit(typing_context: Any, mask: Any) -> Any:
+    """The place of the lowest bit that is set in an int64; 64 where there is none."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def count_bits(typing_context: Any, mask: Any) -> Any:
+    """How many bits of an int64 are set."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
+
+    return types.int64(types.int64), generate
 
 
 # For functions that only kernels call: without the wrappers for Python and C, which take a fifth of compile time.
@@ -93,10 +146,31 @@ def flags_of(page, table, point):  # type: ignore[no-untyped-def]
     return peek16(table + 2 * (peek16(page + 2 * (point >> 8)) * 256 + (point & 255)))
 
 
+_behind_first64 = byte_class(64, (0x80, 0xBF))  # second and later bytes of a character
+_newline64 = byte_class(64, (10, 10))
+
+
 @inner
 def count_points(start, end):  # type: ignore[no-untyped-def]
     """Code points in [start, end)."""
-    n = 0
-    for p in range(start, end):
-        n += peek8(p) & 0xC0 != 0x80
+    n, p = end - start, start
+    while p + 64 <= end:
+        n -= count_bits(_behind_first64(p))
+        p += 64
+    while p < end:
+        n -= peek8(p) & 0xC0 == 0x80
+        p += 1
     return n
+
+
+@inner
+def newline_at(p, end):  # type: ignore[no-untyped-def]
+    """Where the first "\\n" in [p, end) is, or `end`."""
+    while p + 64 <= end:
+        found = _newline64(p)
+        if found:
+            return p + lowest_bit(found)
+        p += 64
+    while p < end and peek8(p) != 10:
+        p += 1
+    return p

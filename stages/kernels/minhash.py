@@ -16,7 +16,7 @@ from numba import int64, njit, uint32, uint64
 
 from gristmill.stages.kernels.buffers import mix64
 from gristmill.stages.kernels.fold import fold
-from gristmill.stages.kernels.shingles import GROWTH, PADDING, distinct, shingle, word_hashes
+from gristmill.stages.kernels.shingles import GROWTH, PADDING, WORD, distinct, shingle, word_hashes
 
 _UNROLL = 4  # permutations that share one pass over the shingles
 _EMPTY = uint32(0xFFFFFFFF)
@@ -103,16 +103,21 @@ def sign(  # type: ignore[no-untyped-def]
     for i in range(n):
         longest = max(longest, offsets[i + 1] - offsets[i])
     out = np.empty(GROWTH * longest + PADDING, np.uint8)
-    ends = np.empty(longest // 2 + 2, np.int64)
-    hashes = np.empty(longest // 2 + 2, np.uint64)
+    ends = np.empty(longest + 2, np.int64)
+    hashes = np.empty(longest + 2, np.uint64)
+    weights = np.full(longest + 2, WORD, np.uint8)
     shingles = np.empty(longest // 2 + 2 + _LANES, np.uint32)
     spare = np.empty(longest // 2 + 2, np.uint32)
     begin = np.empty(longest // 2 + 5, np.int32)
     places = np.empty(factors.shape[0], np.uint32)
     filled = 0
     for i in range(n):
-        words = word_hashes(data, offsets[i], offsets[i + 1], ascii_, page, table, sequences, out, ends, hashes)
-        count, last = shingle(hashes, words, ngram, shingles)
+        words, total = word_hashes(
+            data, offsets[i], offsets[i + 1], ascii_, page, table, sequences, out, ends, hashes, weights
+        )
+        count, last = shingle(hashes, weights, words, total, ngram, shingles)
+        if total != WORD * words:
+            weights[:words] = WORD
         capped[i] = count > cap
         whole = last if count == 1 else uint64(0)
         if set_ends.shape[0] or count > cap:

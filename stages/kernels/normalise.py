@@ -102,8 +102,11 @@ with np.load(_FILE) as _tables:
 
 
 @njit(nogil=True, cache=True)
-def _normalise(offsets, data, page, table, text_kind, text_ends, text_bytes, out, ends, pieces, lines):  # type: ignore[no-untyped-def]
-    """Writes the pieces of documents offsets (n + 1,) of `data` to `out`; fills ends (n + 1,), pieces, lines (n,)."""
+def _normalise(offsets, data, page, table, text_kind, text_ends, text_bytes, apart, out, ends, pieces, lines):  # type: ignore[no-untyped-def]
+    """Writes the pieces of documents offsets (n + 1,) of `data` to `out`; fills ends (n + 1,), pieces, lines (n,).
+
+    Without `apart`, white space alone separates pieces.
+    """
     o = 0
     ends[0] = 0
     for doc in range(offsets.shape[0] - 1):
@@ -132,6 +135,8 @@ def _normalise(offsets, data, page, table, text_kind, text_ends, text_bytes, out
                 in_word = in_word and kind == DROPPED
                 p += size
                 continue
+            if not apart:
+                kind = np.int64(IN_WORD)
             if not (in_word and kind == IN_WORD):
                 if fresh:
                     if o > start:
@@ -150,9 +155,11 @@ def _normalise(offsets, data, page, table, text_kind, text_ends, text_bytes, out
                 o += size
             else:
                 for i in range(text_ends[entry - _KINDS], text_ends[entry - _KINDS + 1]):
-                    out[o] = text_bytes[i]
                     if text_bytes[i] == 32:
+                        if not apart:
+                            continue
                         n_pieces += 1
+                    out[o] = text_bytes[i]
                     o += 1
             p += size
         if o > start:
@@ -166,10 +173,11 @@ def _normalise(offsets, data, page, table, text_kind, text_ends, text_bytes, out
 class Pieces:
     """The documents of a column as pieces: `data` (bytes), `ends` (n + 1,) int64 into it, `pieces` and `lines` (n,).
 
-    Each line in `data` ends with a newline, so that the documents may be read as one text.
+    Each line in `data` ends with a newline, so that the documents may be read as one text. Without `apart`, only white
+    space separates pieces: "cafe №0,", the form in which SentencePiece learns and cuts.
     """
 
-    def __init__(self, texts: pa.Array | pa.ChunkedArray) -> None:
+    def __init__(self, texts: pa.Array | pa.ChunkedArray, *, apart: bool = True) -> None:
         offsets, data = string_views(texts)
         rows = len(offsets) - 1
         out = np.empty(MAX_GROWTH * int(offsets[-1] - offsets[0]) + 8, np.uint8)
@@ -177,7 +185,7 @@ class Pieces:
         self.pieces = np.zeros(rows, np.int64)
         self.lines = np.zeros(rows, np.int64)
         page, table, kind, ends, text = TABLES
-        _normalise(offsets, data, page, table, kind, ends, text, out, self.ends, self.pieces, self.lines)
+        _normalise(offsets, data, page, table, kind, ends, text, apart, out, self.ends, self.pieces, self.lines)
         self.data = out[: self.ends[-1]]
 
     def __len__(self) -> int:

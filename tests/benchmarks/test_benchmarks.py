@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 KEYS = ["bench", "value", "unit", "peer", "peer_value", "ratio"]
 MODULES = "argparse asyncio collections csv datetime decimal difflib email enum fractions inspect io logging os".split()
 TINY = {
-    "rules": "--mb 0.05 --peer-mb 0.02 --rounds 1",
+    "rules": "--mb 0.05 --peer-mb 0.02 --rounds 1 --list-entries 2000 --urls 500",
     "dedupe": "--mb 0.05 --peer-mb 0.02 --rounds 1 --documents 2000 --skip datatrove",
     "decontaminate": "--mb 0.05 --peer-mb 0.02 --rounds 1 --ngrams 2000",
     "models": "--mb 0.03 --rounds 1 --order 2 --prune 0 --buckets 1000",
@@ -27,7 +27,14 @@ TINY = {
     "train": "--shape 1m --dtype float32 --threads 1 --batch 1 --seq-len 32 --steps 1 --rounds 1",
 }
 FIGURES = {  # name -> the peers that must be beside it
-    "rules": {"rules.all": {None}, "rules.chain": {"datatrove"}},
+    "rules": {
+        "rules.all": {None},
+        "rules.chain_all": {None},
+        "rules.chain": {"datatrove"},
+        "rules.language": {"datatrove"},
+        "rules.url": {"datatrove"},
+        "rules.url_memory": {"datatrove"},
+    },
     "dedupe": {
         "dedupe.signatures": {"datasketch"},
         "dedupe.cluster_2000_s": {None},
@@ -95,6 +102,39 @@ def test_runs_on_a_tiny_input_and_prints_one_line_of_json_a_figure_and_peer(name
     for skipped in TINY[name].partition("--skip ")[2].split():
         assert f"{skipped} is skipped, as --skip asks." in done.stderr
         assert all(skipped not in found for found in peers.values())
+
+
+def test_decisions_are_compared_on_english_documents(corpus: Path) -> None:
+    done = run("rules", "--corpus", str(corpus), "--json", "--differences", "--documents", "12", "--max-bytes", "4000")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["documents"] == 12
+    assert found["differences"] == {"gopher_repetition": [], "gopher_quality": [], "c4": [], "fineweb": []}
+    assert "12 English documents" in done.stderr
+
+
+def test_a_difference_names_both_reasons_and_what_is_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    of = importlib.import_module("rules_chain")
+    text = "These are the words of a line that ends here.\n" + "\n".join(
+        f"Chapter {word} of the description continues with several other sentences."
+        for word in "one two three four five six seven eight nine".split()
+    )
+    monkeypatch.setitem(of.STAGES, "gopher_quality", of.GopherQuality(min_words=1000))
+    monkeypatch.setitem(of.STAGES, "c4", of.C4(require_end_punctuation=False, min_words_per_line=20))
+    found = of.differences([text])
+    (row,) = found["gopher_quality"]
+    assert (row["ours"], row["datatrove"], row["why"]) == (["too_few_words"], None, "the words are equal")
+    assert row["measures"]["gopher_quality.words"] < 1000
+    assert [row["ours"] for row in found["c4"]] == [["too_few_sentences"]]
+    assert found["fineweb"] == found["gopher_repetition"] == []
+
+
+def test_a_dolma_that_cannot_be_run_is_an_error(corpus: Path) -> None:
+    for python, said in (("/no/python", "cannot be run"), ("/bin/true", "ended. Does it have dolma?")):
+        done = run("rules", "--corpus", str(corpus), *TINY["rules"].split(), "--dolma-python", python)
+        assert done.returncode != 0
+        assert said in done.stderr
 
 
 @pytest.fixture

@@ -259,19 +259,14 @@ def test_limits_of_a_reference_source(folder):
 def test_yaml_loads_as_stage_settings(folder):
     found = calibrate(open_run(folder), STAGES, Goal(0.1, by_language=True))
     text = yaml_text(found, STAGES)
-    data = YAML(typ="safe", pure=True).load(text)
     proposed = {}
-    entries = [(None, data["stages"]), *data["languages"].items()]
-    for language, stages in entries:
-        for entry in stages:
-            ((key, settings),) = entry.items()
-            proposed[key, language] = STAGES[key](**settings)
+    for entry in YAML(typ="safe", pure=True).load(text)["stages"]:
+        ((key, settings),) = entry.items()
+        proposed[key] = STAGES[key](**settings)
     for stage in found.stages:
-        for group in (stage.overall, *stage.languages):
-            for p in group.proposals:
-                assert getattr(proposed[stage.key, group.language], p.limit.setting) == p.value
+        for p in stage.overall.proposals:
+            assert getattr(proposed[stage.key], p.limit.setting) == p.value
     assert f"# Run: {folder}" in text
-    assert "in en" in text
     with_json = json.loads(as_json(found, "x.yaml"))
     assert with_json["stages"][1]["limits"][0]["proposed"] == found.stages[1].overall.proposals[0].value
     assert sum(table.row_count for table in tables(found)) == sum(
@@ -279,8 +274,8 @@ def test_yaml_loads_as_stage_settings(folder):
     )
 
 
-def test_a_table_of_limits_by_language_is_the_stages_own(folder, tmp_path):
-    """A language's limit in force comes from the table, and its proposal goes there; without languages it goes."""
+def test_limits_that_a_stage_has_by_language_are_in_force_and_go(folder, tmp_path):
+    """A language's limit in force is its own; in the recipe's form one limit for all replaces them."""
 
     class Tabled(FakeLanguage):
         min_score_of: dict[str, float] = Field(default_factory=dict)
@@ -293,12 +288,12 @@ def test_a_table_of_limits_by_language_is_the_stages_own(folder, tmp_path):
     for by_language in (True, False):
         found = calibrate(open_run(copy), stages, Goal(0.1, by_language=by_language), ["fake_language"])
         data = YAML(typ="safe", pure=True).load(yaml_text(found, stages))
-        built = Tabled(**data["stages"][0]["fake_language"])
+        settings = data["stages"][0]["fake_language"]
+        built = Tabled(**settings)
         now = {g.language: g.proposals[0].now for g in found.stages[0].languages}
         assert now == (dict.fromkeys(now, 0.3) | {"de": 0.2} if by_language else {})
         assert built.min_score == found.stages[0].overall.proposals[0].value
-        assert built.min_score_of == {g.language: g.proposals[0].value for g in found.stages[0].languages}
-        assert "languages" not in data
+        assert "min_score_of" not in settings
 
 
 def test_a_limit_that_the_stage_refuses_stays(folder, tmp_path):
@@ -385,7 +380,7 @@ def call(capsys, *arguments):
 
 def test_command_on_a_real_run(finished_run, tmp_path, capsys):
     out = tmp_path / "limits.yaml"
-    asked = ("calibrate", str(finished_run), "--target-removal", "0.2", "--by-language", "--out", str(out))
+    asked = ("calibrate", str(finished_run), "--target-removal", "0.2", "--out", str(out))
     code, shown, err = call(capsys, *asked, "--json")
     assert (code, err) == (0, "")
     result = json.loads(shown)
@@ -395,7 +390,7 @@ def test_command_on_a_real_run(finished_run, tmp_path, capsys):
     for stage in result["stages"]:
         for row in stage["limits"]:
             assert row["would_remove"] <= 0.2 * row["documents"]
-    assert any("extract: no proposals by language" in problem for problem in result["problems"])
+    assert result["problems"] == []
     data = YAML(typ="safe", pure=True).load(out.read_text("utf-8"))
     for entry, stage in zip(data["stages"], result["stages"], strict=True):
         key = next(iter(entry))
@@ -403,8 +398,6 @@ def test_command_on_a_real_run(finished_run, tmp_path, capsys):
         assert [getattr(built, row["setting"]) for row in stage["limits"]] == [
             row["limit"] if row["proposed"] is None else row["proposed"] for row in stage["limits"]
         ]
-    (language,) = (e["language"] for e in data["stages"] if "language" in e)
-    assert set(language["min_score_of"]) == {"en"}
     code, shown, _ = call(capsys, *asked[:4], "--stage", "gopher_quality")
     assert (code, "too_few_words" in shown, "all rules together" in shown) == (0, True, True)
     assert "min_words:" in shown

@@ -13,7 +13,20 @@ from typer.testing import CliRunner
 
 from gristmill.pipelines.cli import app, main
 
-VERBS = ("demo", "run", "status", "inspect", "report", "mixture", "train", "ablate", "verify", "warmup", "calibrate")
+VERBS = (
+    "demo",
+    "run",
+    "status",
+    "inspect",
+    "report",
+    "mixture",
+    "train",
+    "ablate",
+    "verify",
+    "warmup",
+    "calibrate",
+    "models",
+)
 
 
 def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -28,7 +41,7 @@ def test_all_verbs_are_there() -> None:
     assert set(VERBS) <= set(get_command(app).commands)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("verb", [*VERBS, "mixture plan"])
+@pytest.mark.parametrize("verb", [*VERBS, "mixture plan", "models train", "models eval", "models score"])
 def test_help_ends_in_an_example(verb: str) -> None:
     shown = CliRunner().invoke(app, [*verb.split(), "--help"])
     assert shown.exit_code == 0

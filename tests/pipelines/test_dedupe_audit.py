@@ -57,7 +57,7 @@ def test_recall_is_what_the_bands_promise(finished: Path) -> None:
 
 
 def test_a_stage_that_finds_too_little_is_shown_up(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MinHash, "_roots", lambda self, tables, starts, alive, scope: (
+    monkeypatch.setattr(MinHash, "_roots", lambda self, tables, starts, alive, scope, ranges: (
         np.arange(int(starts[-1]), dtype=np.uint32), {}
     ))  # fmt: skip
     found = audit(open_run(finished), documents=20, pairs=0)

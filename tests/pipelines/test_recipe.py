@@ -14,6 +14,7 @@ from gristmill.pipelines.recipe import RecipeError, check, load, segments
 from gristmill.stages.settings_file import SettingsError
 
 Make = Callable[..., Path]
+RECIPES = Path(recipes.__file__).parent / "recipes"
 FORMATS = {"docs": ("html",), "readmes": ("text",), "code": ("text",)}
 
 
@@ -168,3 +169,10 @@ def test_keys_change_with_what_they_depend_on_and_nothing_else(recipe_file: Make
     assert later.segments == plan.segments
     assert later.tokenizer != plan.tokenizer  # it does not learn from what is held out
     assert later.tokens != plan.tokens
+
+
+@pytest.mark.parametrize("name", ["demo", "languages"])
+def test_the_recipes_that_come_along_are_sound(name: str) -> None:
+    recipe = load(RECIPES / f"{name}.yaml")
+    check(recipe, {source: FORMATS.get(source, ("text",)) for source in recipe.sources})
+    assert all(use.stage.model in recipe.models for use in recipe.uses if hasattr(use.stage, "max_perplexity"))

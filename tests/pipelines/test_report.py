@@ -229,6 +229,31 @@ def test_tokens_dedupe_models_and_operations(folder, page):
     assert "Stage read failed on 1 document." in data["warnings"][0]
 
 
+def test_models_of_many_languages_are_one_table(tmp_path):
+    """A row a language, with the percentiles of its own documents; one language is shown as any card."""
+    folder = FakeRun(documents=30).build(tmp_path / "run")
+    names = {"en": 10.0, "de": 20.0, "<b>": 30.0}
+    languages = {
+        name: {
+            "documents": 7_000 + i, "bytes": 2_500_000, "estimate": {"kept": [10, 20, 12]},
+            "held_out": {"documents": 9, "perplexity": 123.5 + i},
+            "percentiles": [first * 100 + at for at in range(101)] if name != "de" else [],
+        }
+        for i, (name, first) in enumerate(names.items())
+    }  # fmt: skip
+    (folder / "models/by_language").mkdir()
+    card = {"kind": "kenlm", "languages": languages, "languages_skipped": {"ja": 77_777}}
+    (folder / "models/by_language/card.json").write_text(json.dumps(card))
+    html = report(folder)[1]
+    section = html[html.index('<section id="models">') :]
+    rows = {row.split("<bdi>")[1].split("</bdi>")[0]: row for row in section.split("<tr>") if "<td><bdi>" in row}
+    assert {"en", "de", "&lt;b&gt;"} <= set(rows)
+    cells = re.findall(r'data-v="([^"]*)"', rows["en"].split("</tr>")[0])
+    assert [float(c) for c in cells] == [7000, 2.5, 42, 123.5, 1005, 1030, 1050, 1060, 1095]
+    assert rows["de"].split("</tr>")[0].count(">–<") == 5
+    assert "77,777" in section
+
+
 # Duplicates
 
 

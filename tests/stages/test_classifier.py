@@ -1,6 +1,7 @@
 """The classifier: planted quality, preparation of text, training through `models.FastText`, its figures by hand."""
 
 import functools
+import itertools
 import json
 import pickle
 import random
@@ -15,10 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from gristmill.stages import classifier
 from gristmill.stages.classifier import Classifier, load_classifier, prepare, probabilities
+from gristmill.stages.documents import apply_decisions, with_columns
+from gristmill.stages.duplicates import ClusterError
 from gristmill.stages.kneser_ney import ModelError
 from gristmill.stages.models import FastText, Limits, Selection
-from gristmill.stages.train_fasttext import auc, evaluate
+from gristmill.stages.train_fasttext import PRESETS, auc, evaluate
 
 SELECTIONS = {"positive": Selection(sources=("docs",)), "negative": Selection(where={"x": Limits(at_most=3)})}
 
@@ -58,6 +62,29 @@ def dirty_memory():
 
 def batch(texts):
     return pa.RecordBatch.from_pydict({"doc_id": [str(i) for i in range(len(texts))], "text": texts})
+
+
+def sourced(texts, languages=None):
+    """A batch as a global stage gets it."""
+    named = {"source": ["web"] * len(texts), "language": languages or ["en"] * len(texts)}
+    return with_columns(batch(texts), {name: pa.array(values, pa.string()) for name, values in named.items()})
+
+
+def through(stage, shards):
+    """Signs, clusters and joins -> (kept, dropped) tables, figures."""
+    parts = [[shard.slice(i, 4) for i in range(0, max(1, shard.num_rows), 4)] for shard in shards]
+    signed = [pa.Table.from_batches(map(stage.sign, batches)) for batches in parts]
+    decisions, figures = stage.cluster(signed)
+    results = []
+    for shard, decided in zip(shards, decisions, strict=True):
+        result, met = apply_decisions(stage, shard, decided)
+        assert met == shard.num_rows == decided.num_rows
+        results.append(result)
+    kept, dropped = (
+        pa.concat_tables(pa.Table.from_batches([getattr(r, side)]) for r in results if getattr(r, side).num_rows)
+        for side in ("kept", "dropped")
+    )
+    return kept, dropped, figures
 
 
 def train(folder, positive, negative, **settings):
@@ -112,6 +139,95 @@ def test_a_draw_spares_the_share_of_the_pareto_distribution(trained):
     ]
     assert Classifier(model=str(trained[0]), pareto=alpha, seed=1)(texts).kept["doc_id"].to_pylist() != kept
     assert all(reasons == ["classifier_score_below_draw"] for reasons in result.dropped["reasons"].to_pylist())
+
+
+@pytest.fixture
+def unknown_words(monkeypatch):
+    """A model of others may know no word of a document: here of those that say "qqqqqq"."""
+    scored = classifier.probabilities
+
+    def probabilities(model, texts, label):
+        return np.where(["qqqqqq" in text for text in texts.to_pylist()], np.nan, scored(model, texts, label))
+
+    monkeypatch.setattr(classifier, "probabilities", probabilities)
+
+
+def test_the_top_is_the_same_for_any_shards_and_batches(trained, unknown_words):
+    """Of 60 documents the best third: 20 by score, whatever the signatures came from; scores stay for all."""
+    stage = pickle.loads(pickle.dumps(Classifier(model=str(trained[0]), keep_top=1 / 3)))
+    texts = sourced([*prose()[500:530], *junk()[400:429], "qqqqqq"])
+    rowwise = Classifier(model=str(trained[0]))(texts).kept["classifier.score"].to_pylist()
+    assert rowwise[59] is None
+    best = sorted(range(60), key=lambda i: (rowwise[i] is None, -(rowwise[i] or 0), str(i)))[:20]
+    for cuts in ([0, 60], [0, 7, 7, 31, 60]):
+        shards = [texts.slice(a, b - a) for a, b in itertools.pairwise(cuts)]
+        kept, dropped, figures = through(stage, shards)
+        assert sorted(map(int, kept["doc_id"].to_pylist())) == sorted(best)
+        assert dropped["reasons"].to_pylist() == [["not_in_top"]] * 40
+        together = pa.concat_tables([t.select(["doc_id", "classifier.score"]) for t in (kept, dropped)])
+        assert {int(r["doc_id"]): r["classifier.score"] for r in together.to_pylist()} == dict(enumerate(rowwise))
+        lowest = min(rowwise[i] for i in best)
+        assert (figures["documents"], figures["in_top"], figures["not_in_top"]) == (60, 20, 40)
+        assert (figures["threshold"], figures["without_score"], figures["keep_top"]) == (lowest, 1, 1 / 3)
+        json.dumps(figures)
+
+
+def test_the_top_of_each_language_above_a_limit(trained):
+    """Of English, three of prose and one of junk, two are in the top; of French junk one is, and fails the limit."""
+    texts = sourced([*prose()[500:503], *junk()[400:402]], ["en", "en", "en", "en", "fr"])
+    stage = Classifier(model=str(trained[0]), keep_top=0.5, keep_top_by="language", min_score=0.5)
+    assert stage.needs == ("text", "source", "language")
+    kept, dropped, figures = through(stage, [texts])
+    assert kept.num_rows == 2
+    assert set(kept["doc_id"].to_pylist()) < {"0", "1", "2"}
+    reasons = {r["doc_id"]: r["reasons"] for r in dropped.to_pylist()}
+    assert reasons.pop("3") == ["classifier_score_too_low", "not_in_top"]
+    assert reasons.pop("4") == ["classifier_score_too_low"]
+    assert list(reasons.values()) == [["not_in_top"]]
+    assert [(k, v["documents"], v["in_top"]) for k, v in figures["by_language"].items()] == [("en", 4, 2), ("fr", 1, 1)]
+    assert "threshold" not in figures
+
+
+def test_a_column_of_its_own(trained):
+    one, other = Classifier(model=str(trained[0])), Classifier(model=str(trained[0]), column="edu", min_score=0.5)
+    assert [dict(s.adds) for s in (Classifier, one, other)] == [
+        {"classifier.score": pa.float64()},
+        {"classifier.score": pa.float64()},
+        {"edu.score": pa.float64()},
+    ]
+    assert [m.column for m in other.measures] == ["edu.score"]
+    assert (one.heading, other.heading) == ("classifier", "classifier.edu")
+    result = other(one(batch([prose()[500], junk()[400]])).kept)
+    assert result.kept["classifier.score"] == result.kept["edu.score"]
+    assert result.dropped["reasons"].to_pylist() == [["edu_score_too_low"]]
+    draw = Classifier(model=str(trained[0]), column="edu", pareto=50)(batch([junk()[400]] * 9))
+    assert draw.dropped["reasons"].to_pylist()[0] == ["edu_score_below_draw"]
+    _, dropped, _ = through(other.model_copy(update={"keep_top": 0.5}), [sourced(prose()[500:504])])
+    assert dropped["reasons"].to_pylist() == [["edu_not_in_top"]] * 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"keep_top": 0.1, "pareto": 9}, "contradict each other"),
+        ({"keep_top_by": "source"}, "give `keep_top` too"),
+        ({"keep_top": 0}, "greater than 0"),
+        ({"keep_top": 1.5}, "less than or equal to 1"),
+        ({"keep_top": 0.1, "keep_top_by": "dump"}, "'source' or 'language'"),
+        ({"column": "a.b"}, "match pattern"),
+    ],
+)
+def test_settings_that_contradict_each_other(settings, message):
+    with pytest.raises(ValidationError, match=message):
+        Classifier(model="m", **settings)
+
+
+def test_a_rank_is_not_to_be_had_from_a_batch(trained):
+    with pytest.raises(TypeError, match="use `sign` and `cluster`"):
+        Classifier(model=str(trained[0]), keep_top=0.5)(batch(["a"]))
+    twice = Classifier(model=str(trained[0]), keep_top=0.5).sign(sourced(["a", "b"]).take(pa.array([0, 0])))
+    with pytest.raises(ClusterError, match="has 1 doc_ids more than once"):
+        Classifier(model=str(trained[0]), keep_top=0.5).cluster([pa.Table.from_batches([twice])])
 
 
 def test_card(trained):
@@ -253,3 +369,35 @@ def test_scores_agree_with_fasttext_one_by_one(trained):
     texts = prepare(pa.array(prose()[500:520] + junk()[400:420]))
     expected = [dict(zip(*model.predict(t, k=-1), strict=True))["__label__positive"] for t in texts.to_pylist()]
     assert probabilities(model, texts) == pytest.approx(np.clip(expected, 0, 1), abs=1e-7)
+
+
+def test_presets_give_what_is_not_given():
+    """DCLM's released model has word bigrams; what is named beside a preset wins; the resolved settings show all."""
+    small, dclm = FastText(**SELECTIONS), FastText(**SELECTIONS, preset="dclm", dim=50)
+    assert (small.preset, small.dim, small.buckets, small.word_ngrams) == ("small", 32, 200_000, 1)
+    assert (dclm.dim, dclm.buckets, dclm.word_ngrams, dclm.lr, dclm.epoch) == (50, 2_000_000, 2, 0.1, 5)
+    assert FastText(**SELECTIONS, preset="fasttext").word_ngrams == 1
+    written = dclm.model_dump(mode="json")
+    assert written["preset"] == "dclm"
+    assert written["min_count"] == 1
+    assert FastText(**written) == dclm
+    with pytest.raises(ValidationError, match="preset"):
+        FastText(**SELECTIONS, preset="dlcm")
+
+
+def test_the_small_preset_is_the_default_of_every_field():
+    assert {name: FastText.model_fields[name].default for name in PRESETS["small"]} == dict(PRESETS["small"])
+
+
+def test_fasttexts_own_defaults():
+    """As the library trains when it is asked for nothing; its supervised training changes none of these four."""
+    from fasttext.FastText import unsupervised_default
+
+    names = {"dim": "dim", "epoch": "epoch", "word_ngrams": "wordNgrams", "buckets": "bucket"}
+    own = {name: unsupervised_default[theirs] for name, theirs in names.items()}
+    assert own == {name: PRESETS["fasttext"][name] for name in names}
+
+
+def test_figures_at_another_score():
+    figures = evaluate(np.array([0.9, 0.6, 0.2]), np.array([0.6, 0.1]), 0.15)
+    assert (figures["precision"], figures["recall"], figures["min_score"]) == (0.75, 1, 0.15)

@@ -74,6 +74,18 @@ class Judge:
 
     adds: ClassVar = {"judge.cluster": pa.string()}
 
+    def rules(self) -> tuple[Rule, ...]:
+        return ()
+
+
+class Scorer:
+    """A global stage whose measure has a limit as well."""
+
+    adds: ClassVar = {"scorer.score": pa.float64()}
+
+    def rules(self) -> tuple[Rule, ...]:
+        return (Rule("score_too_low", "scorer.score", at_least=0.5),)
+
 
 def test_decisions_are_joined_by_id_and_counted() -> None:
     decisions = pa.table(
@@ -88,6 +100,27 @@ def test_decisions_are_joined_by_id_and_counted() -> None:
     assert result.kept["doc_id"].to_pylist() == ["d0", "d1"]
     assert result.kept["judge.cluster"].to_pylist() == ["d0", None]
     assert result.dropped["reasons"].to_pylist() == [["double"]]
+
+
+def test_rules_of_a_global_stage_judge_what_was_decided() -> None:
+    """d0 breaks the limit, d1 was turned down, d2 both; d3, of which nothing was said, has no score."""
+    decisions = pa.table(
+        {
+            "doc_id": ["d0", "d1", "d2"],
+            "reason": pa.array([None, "not_in_top", "not_in_top"], pa.string()),
+            "scorer.score": [0.1, 0.9, 0.2],
+        }
+    )
+    result, met = apply_decisions(Scorer(), batch(5).slice(0, 4), decisions)  # type: ignore[arg-type]
+    assert met == 3
+    assert result.kept.num_rows == 0
+    assert result.dropped["reasons"].to_pylist() == [
+        ["score_too_low"],
+        ["not_in_top"],
+        ["score_too_low", "not_in_top"],
+        ["score_too_low"],
+    ]
+    assert result.counters["only.not_in_top"] == 1
 
 
 def test_settings_are_frozen_and_closed() -> None:

@@ -241,6 +241,7 @@ def ngrams_of_words(documents: list[list[str]]) -> np.ndarray:
     counts = np.array([len(words) for words in documents])
     n = len(starts)
     hashes, powers, chars = np.empty(n, np.uint64), np.empty(n, np.uint64), np.empty(n, np.int32)
+    places, joined = np.empty(n + 1, np.int32), np.empty(len(data) + ngrams.SPARE, np.uint8)
     word_out = np.empty((len(documents), ngrams.WORD_COLUMNS), np.int64)
     out = np.empty((len(documents), ngrams.NGRAM_COLUMNS), np.int64)
     ngrams.word_measures(
@@ -256,9 +257,11 @@ def ngrams_of_words(documents: list[list[str]]) -> np.ndarray:
         hashes,
         powers,
         chars,
+        places,
+        joined,
         word_out,
     )
-    ngrams.ngram_measures(0, len(documents), counts, hashes, powers, chars, out)
+    ngrams.ngram_measures(0, len(documents), counts, hashes, powers, chars, places, joined, out)
     return out
 
 
@@ -369,3 +372,23 @@ def test_measures_are_columns_of_kept_and_dropped(batch_of, english_documents: l
     for part in (result.kept, result.dropped):
         assert part.num_rows
         assert np.isfinite(column(part, "gopher_quality.words")).all()
+
+
+def test_measures_of_several_settings_are_remembered_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with limits by language: groups of a batch with splitters of their own, one stage after the other."""
+    from gristmill.stages.kernels import measures
+
+    split = []
+    every = measures._measure_all
+    monkeypatch.setattr(measures, "_measure_all", lambda *args: split.append(len(args[0]) - 1) or every(*args))
+    measures.forget()
+    text = {"english": pa.array(["one two three"]), "unicode": pa.array(["eins zwei", "drei"])}
+    for _ in range(2):
+        for splitter, texts in text.items():
+            measures.measure(texts, with_ngrams=True, splitter=splitter)
+    assert split == [1, 2]
+    monkeypatch.setattr(measures, "REMEMBERED", 2)
+    for splitter, texts in text.items():
+        measures.measure(pa.concat_arrays([texts, pa.array(["new"])]), with_ngrams=True, splitter=splitter)
+    measures.measure(text["english"], with_ngrams=True)
+    assert split == [1, 2, 1, 3, 1], "one document new; then the others were forgotten, then the first"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gristmill.stages.language import Language, LanguageModelError, bundled_model, load_model, sample
 from gristmill.stages.ledger import StageLedger, book
+from gristmill.stages.train_fasttext import _zeroed_memory
 
 TEXTS = {
     "en": "The stage adds a column with the language of every document, and a score.",
@@ -96,6 +97,23 @@ def test_any_model_goes_by_path(tmp_path):
     shutil.copy(bundled_model(), path)
     got = Language(model=str(path), keep=("de",))(batch_of([TEXTS["en"], TEXTS["de"]])).kept
     assert got["language"].to_pylist() == ["de"]
+
+
+def test_labels_with_a_script_as_glotlid_has_them(tmp_path):
+    """Labels such as `__label__eng_Latn`: kept whole, in `keep` and in the limit of a language."""
+    lines = {"eng_Latn": TEXTS["en"], "deu_Latn": TEXTS["de"], "rus_Cyrl": TEXTS["ru"], "arb_Arab": TEXTS["ar"]}
+    data = tmp_path / "train.txt"
+    data.write_text("".join(f"__label__{label} {text}\n" for label, text in lines.items()) * 40, "utf-8")
+    options = {"epoch": 60, "dim": 8, "bucket": 100, "verbose": 0, "thread": 1, "lr": 0.1}
+    with _zeroed_memory():  # else fastText may stop at a NaN
+        fasttext.train_supervised(str(data), **options).save_model(str(tmp_path / "glot.bin"))
+    model = str(tmp_path / "glot.bin")
+    assert Language(model=model)(batch_of(list(lines.values()))).kept["language"].to_pylist() == list(lines)
+    keep = ("eng_Latn", "deu_Latn", "rus_Cyrl")
+    stage = Language(model=model, keep=keep, min_score_of={"deu_Latn": 1.1})
+    result = stage(batch_of(list(lines.values())))
+    assert result.kept["language"].to_pylist() == ["eng_Latn", "rus_Cyrl"]
+    assert result.dropped["reasons"].to_pylist() == [["too_low_language_score"], ["other_language"]]
 
 
 def test_a_model_without_labels_is_an_error(tmp_path):

@@ -103,11 +103,37 @@ def test_documents_are_read_and_written_inside_their_bounds(texts):
     n = len(texts)
     ends, pieces, lines = np.zeros(n + 1, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int64)
     page, table, kind, text_ends, text_bytes = normalise.TABLES
-    normalise._normalise(np.array(offsets), data, page, table, kind, text_ends, text_bytes, out, ends, pieces, lines)
+    normalise._normalise(
+        np.array(offsets), data, page, table, kind, text_ends, text_bytes, True, out, ends, pieces, lines
+    )
     chunks = [out[ends[i] : ends[i + 1]].tobytes().decode().rstrip("\n") for i in range(n)]
     assert chunks == pieces_of(*texts)
     assert ends[-1] <= len(out) - 8
     assert set(out[ends[-1] :].tolist()) <= {0xAA}
+
+
+@pytest.mark.parametrize(
+    ("text", "joined"),
+    [
+        ("Café №3,\n\nDÉJÀ-vu\n", "cafe №0,\ndeja-vu"),
+        ("It’s  “1,024”…", 'it\'s "0,000"...'),
+        ("今日は、Ok。 x", "今日は,ok. x"),
+        ("a—b \u200d c", "a-b c"),
+        (" \n\t\n", ""),
+    ],
+)
+def test_only_white_space_separates(text, joined):
+    found = Pieces(pa.array([text]), apart=False)
+    assert found.document(0).decode() == joined
+    assert found.pieces.tolist() == [len(joined.split())]
+
+
+@given(TEXTS)
+@settings(max_examples=100, deadline=None)
+def test_apart_or_not_the_characters_are_the_same(text):
+    apart, joined = Pieces(pa.array([text])), Pieces(pa.array([text]), apart=False)
+    assert apart.document(0).replace(b" ", b"") == joined.document(0).replace(b" ", b"")
+    assert apart.lines.tolist() == joined.lines.tolist()
 
 
 def test_slices_of_a_column():

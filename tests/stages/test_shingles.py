@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 
 import numpy as np
 import pytest
-from datatrove.utils.text import TextNormConfig, simplify_text
+from datatrove.utils.text import PUNCTUATION, TextNormConfig, simplify_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from gristmill.stages.kernels import shingles, unicode
 from gristmill.stages.kernels.fold import fold
 
 MASK = 2**64 - 1
+TRANSLATED = set(PUNCTUATION)
 GOLDEN = 0x9E3779B97F4A7C15
 
 
@@ -25,6 +27,39 @@ def known(char: str) -> bool:
     """Assigned in the frozen Unicode version, and not a spacing mark that NFD would move (see the module)."""
     category = unicodedata.category(char)
     return category not in ("Cn", "Cs") and not (category == "Mc" and unicodedata.combining(char))
+
+
+def weight(word: str) -> int:
+    """Of a word in a shingle: 4, but 2 of a character of Han or kana, 1 of one of Thai, Lao, Burmese, Khmer."""
+    if len(word) > 1 or not unsegmented(word):
+        return 0 if word.isspace() else 4
+    name = unicodedata.name(word)
+    return 1 if name.split()[0] in ("THAI", "LAO", "MYANMAR", "KHMER") else 2
+
+
+def runs(words: list[str], ngram: int) -> list[list[str]]:
+    """From each word on, the shortest run that weighs 4 * ngram; the last of them goes on to the end."""
+    weights = [weight(word) for word in words]
+    starts = [i for i in range(len(words)) if weights[i] and sum(weights[i:]) >= 4 * ngram]
+    if not starts:
+        first = next((i for i in range(len(words)) if weights[i]), None)
+        return [] if first is None else [words[first:]]
+    out = []
+    for i in starts:
+        end = i
+        while sum(weights[i:end]) < 4 * ngram:
+            end += 1
+        out.append(words[i:end])
+    return [*out[:-1], words[starts[-1] :]]
+
+
+def slow_fold(text: str, config: TextNormConfig, whitespace: bool) -> list[str]:
+    """`reference`; without `whitespace` each white-space character outside of punctuation is a word as well."""
+    if whitespace:
+        return reference(text, config)
+    pieces = re.split(r"([\s\x1c-\x1f])", text)
+    kept = [p for p in pieces if not (p.isspace() and p in TRANSLATED and config.remove_punctuation)]
+    return [w for p in kept for w in ([p] if p.isspace() else reference(p, config))]
 
 
 def reference(text: str, config: TextNormConfig | None = None) -> list[str]:
@@ -122,9 +157,65 @@ def run_hash(words: list[str]) -> int:
 @settings(max_examples=150, deadline=None)
 @given(texts, st.integers(1, 7))
 def test_shingles_equal_slow_python(text: str, ngram: int) -> None:
-    words = reference(text)
-    runs = [words[i : i + ngram] for i in range(max(1, len(words) - ngram + 1))] if words else []
-    assert shingles.shingle_set(text, ngram).tolist() == sorted({run_hash(run) for run in runs})
+    found = runs(reference(text), ngram)
+    assert shingles.shingle_set(text, ngram).tolist() == sorted({run_hash(run) for run in found})
+
+
+unspaced = st.text(
+    st.one_of(
+        st.sampled_from("ab 1.\n é"),
+        st.characters(min_codepoint=0x4E00, max_codepoint=0x4E20),
+        st.characters(min_codepoint=0x3041, max_codepoint=0x3096),
+        st.characters(min_codepoint=0x0E01, max_codepoint=0x0EDF).filter(known),
+        st.characters(min_codepoint=0x1000, max_codepoint=0x109F).filter(known),
+        st.characters(min_codepoint=0x1780, max_codepoint=0x17FF).filter(known),
+    ),
+    max_size=80,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(unspaced, st.integers(1, 5))
+def test_shingles_of_scripts_without_spaces_equal_slow_python(text: str, ngram: int) -> None:
+    found = runs(reference(text), ngram)
+    assert shingles.shingle_set(text, ngram).tolist() == sorted({run_hash(run) for run in found})
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.one_of(texts, unspaced), st.tuples(*[st.booleans()] * 5), st.integers(1, 4))
+def test_shingles_under_each_switch(text: str, switches: tuple[bool, ...], ngram: int) -> None:
+    lowercase, numbers, punctuation, diacritics, whitespace = switches
+    config = TextNormConfig(
+        lowercase=lowercase,
+        norm_numbers=numbers,
+        remove_punctuation=punctuation,
+        norm_unicode_diacritics=diacritics,
+    )
+    found = runs(slow_fold(text, config, whitespace), ngram)
+    expected = sorted({run_hash(run) for run in found})
+    assert shingles.shingle_set(text, ngram, fold(*switches)).tolist() == expected
+
+
+def test_a_shingle_of_a_script_without_spaces_is_longer() -> None:
+    """Five words, or ten characters of Chinese, or twenty letters of Thai: as many shingles as positions."""
+    assert len(shingles.shingle_set(" ".join("abcdefg"), 5)) == 3
+    assert len(shingles.shingle_set("天地玄黃宇宙洪荒日月盈昃", 5)) == 3
+    assert len(shingles.shingle_set("กขคฆงจฉชซฌญฎฏฐฑฒณดตถทธ", 5)) == 3
+    assert len(shingles.shingle_set("天地玄黃宇宙洪荒日月盈昃", 6)) == 1
+
+
+def test_the_end_of_a_document_is_in_a_shingle() -> None:
+    """A run that begins with a word of weight 4 can jump over its length; what is left still makes a difference."""
+    texts = [f"a b c d e ก{end}" for end in ("", "ข", "ค")]
+    assert len({tuple(shingles.shingle_set(t, 5).tolist()) for t in texts}) == 3
+
+
+def test_white_space_counts_where_it_is_not_normalised() -> None:
+    tables = fold(whitespace=False)
+    assert shingles.normalised("a b\n\nc", tables) == "a   b \n \n c"
+    assert shingles.shingle_set(" \t\n", 5, tables).tolist() == []
+    assert shingles.shingle_set("a b", 5, tables).tolist() != shingles.shingle_set("a  b", 5, tables).tolist()
+    assert len(shingles.shingle_set("a b c d e f", 5, tables)) == 2
 
 
 @settings(max_examples=50, deadline=None)
@@ -140,12 +231,17 @@ def test_bytes_around_a_document_do_not_matter(text: str, before: int, after: in
         length, words = shingles.normalise(buffer, before, before + len(data), *fold(), out, ends)
         hashes = np.zeros(words + 1, np.uint64)
         out[length:] = guard[0]
-        shingles.hash_words(out, ends, words, hashes, 0)
+        weights = np.full(words + 1, 4, np.uint8)
+        total = shingles.hash_words(out, ends, words, *fold()[1:3], hashes, weights, 0)
+        assert total == weights[:words].sum() == sum(weight(w) for w in reference(text))
+        assert weights[-1] == 4
         assert ends[-1] == -1
         assert hashes[-1] == 0
         again = np.zeros(words + 1, np.uint64)
-        scratch = np.empty_like(out)
-        assert words == shingles.word_hashes(buffer, before, before + len(data), *fold(), scratch, ends, again)
+        scratch, heavy = np.empty_like(out), np.full(words + 1, 4, np.uint8)
+        here = (buffer, before, before + len(data))
+        assert (words, total) == shingles.word_hashes(*here, *fold(), scratch, ends, again, heavy)
+        assert heavy.tolist() == weights.tolist()
         assert again.tolist() == hashes.tolist()
         found.append((out[:length].tobytes(), hashes.tolist()))
     assert found[0] == found[1]
@@ -163,7 +259,8 @@ def test_the_short_way_is_the_long_way(text: str, before: int) -> None:
     buffer = np.frombuffer(b"w" * before + data + b"w" * 3, np.uint8)
     out, ends = np.empty(3 * len(data) + shingles.PADDING, np.uint8), np.empty(len(data) // 2 + 2, np.int64)
     hashes = np.zeros(len(data) // 2 + 2, np.uint64)
-    count = shingles.word_hashes(buffer, before, before + len(data), *fold(), out, ends, hashes)
+    here = (buffer, before, before + len(data))
+    count, _ = shingles.word_hashes(*here, *fold(), out, ends, hashes, np.full(len(hashes), 4, np.uint8))
     assert hashes[:count].tolist() == [word_hash(word.encode()) for word in reference(text)]
 
 
