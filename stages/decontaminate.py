@@ -88,6 +88,9 @@ class Decontaminate(Settings):
     def _sizes(self) -> Decontaminate:
         if self.min_words > self.ngram:
             raise ValueError(f"min_words is {self.min_words}, more than ngram, {self.ngram}")
+        for name in self.sets:
+            if "/" in name:
+                raise ValueError(f"the set's name {name!r} has a /, which stands between a set and its item")
         return self
 
     def files(self) -> list[str]:
