@@ -310,7 +310,7 @@ class Index:
 
     @cached_property
     def _ensemble(self) -> Any:
-        """The items as datasketch indexes them; some 10 kB an item, made when a passage is first asked for."""
+        """The items as datasketch indexes them, made when a passage is first asked for."""
         from datasketch import MinHashLSHEnsemble
 
         # A missed item is worse than one that is counted for nothing.
@@ -346,6 +346,6 @@ def _empty_minhash() -> Any:
 
 
 def _minhash(pairs: Iterable[tuple[bytes, ...]]) -> Any:
-    signature = _empty_minhash().copy()  # a new one would draw its permutations again: ten times slower
+    signature = _empty_minhash().copy()  # a new one would draw its permutations again, most of its time
     signature.update_batch([b" ".join(pair) for pair in pairs])
     return signature

@@ -38,7 +38,7 @@ from gristmill.stages.kernels.shingles import (
 
 _GOLDEN = uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, odd
 _SALT = uint64(0xD6E8FEB86659FD93)
-FILTER_BITS_PER_GRAM = 16  # 6 % of look-ups of other n-grams pass it
+FILTER_BITS_PER_GRAM = 16  # at most one look-up of another n-gram in 16 passes it
 
 
 class Table(NamedTuple):
