@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gristmill.pipelines.poison import mask_of
 from gristmill.stages.documents import Batch, without_columns
 from gristmill.stages.kernels.buffers import string_views
 from gristmill.stages.kernels.hashing import hash_raw
@@ -32,9 +33,14 @@ class Accounting:
     share: float
     found: Removals = field(default_factory=Removals)
     problem: str = ""  # the first fault of a stage on a document that was dropped before it
+    _unsafe: pa.Array = field(default_factory=lambda: pa.array([], pa.string()))
 
-    def add(self, before: Sequence[Batch], dropped: Sequence[Batch], kept: Batch) -> None:
-        """Counts one batch. before, dropped: what each step read and dropped; kept: what the last one kept."""
+    def add(
+        self, before: Sequence[Batch], dropped: Sequence[Batch], kept: Batch, unsafe: pa.Array | None = None
+    ) -> None:
+        """Counts one batch. before, dropped: what each step read and dropped; kept: what the last one kept; unsafe:
+        ids of documents that no stage must see, which are left out."""
+        self._unsafe = pa.array([], pa.string()) if unsafe is None else unsafe
         first = next((i for i, batch in enumerate(before) if "text" in batch.schema.names), None)
         if first is None or not before[first].num_rows or not self.share:
             return
@@ -44,6 +50,8 @@ class Accounting:
             count.breaks(step.key, batch)
         count.names(kept)
         left_out = self._send_on(dropped, first, count)
+        if len(self._unsafe):
+            left_out |= mask_of(came_in["doc_id"], self._unsafe)
         counted = ~left_out
         if self.share < 1:
             counted &= chosen(came_in["doc_id"], self.share)
@@ -73,6 +81,8 @@ class Accounting:
         return left_out
 
     def _chosen(self, batch: Batch) -> Batch:
+        if len(self._unsafe):
+            batch = batch.filter(pa.array(~mask_of(batch["doc_id"], self._unsafe)))
         return batch if self.share >= 1 else batch.filter(pa.array(chosen(batch["doc_id"], self.share)))
 
     def _tally(self, count: _Count, chars: np.ndarray, counted: np.ndarray) -> None:

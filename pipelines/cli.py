@@ -49,6 +49,12 @@ def run(
     refresh_inputs: RefreshOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what is left to do, and do nothing.")] = False,
     no_ablation: Annotated[bool, typer.Option("--no-ablation", help="Stop after the tokens and the report.")] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Take up shards again that were set aside in an earlier start.")
+    ] = False,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout-s", min=1, help="Seconds for one batch in one stage; then the worker is stuck.")
+    ] = 1800.0,
     as_json: JsonOption = False,
 ) -> None:
     """Run a recipe, or go on with it: what is done and unchanged is not done again."""
@@ -56,7 +62,14 @@ def run(
     from gristmill.pipelines.main_job import main_job
     from gristmill.pipelines.run import Options
 
-    options = Options(debug=debug, workers=workers, scheduler=scheduler, refresh_inputs=refresh_inputs)
+    options = Options(
+        debug=debug,
+        workers=workers,
+        scheduler=scheduler,
+        refresh_inputs=refresh_inputs,
+        retry_failed=retry_failed,
+        timeout_s=timeout_s,
+    )
     if dry_run:
         print(plan_only(recipe, out, options, as_json=as_json))
         return
@@ -85,17 +98,24 @@ def demo(
 
 
 @app.command(epilog=example("gristmill status out/demo/run"))
-def status(run_folder: RunArgument, as_json: JsonOption = False) -> None:
-    """Say how far a run is: shards done a segment, documents read and kept."""
+def status(
+    run_folder: RunArgument,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again and again while somebody works on it.")] = False,
+    every_s: Annotated[float, typer.Option("--every-s", min=0.1, help="Seconds between looks, with --watch.")] = 2.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Say how far a run is, also while it runs: shards done, left and given up, rates, time left, slowest shards."""
     from gristmill.pipelines import status as statuses
     from gristmill.pipelines.open_run import open_run
-    from gristmill.pipelines.tables import status_table
 
-    rows = statuses.status(open_run(run_folder))
+    if watch:
+        statuses.watch(run_folder, every_s, console(), as_lines=as_json)
+        return
+    found = statuses.Looking(open_run(run_folder)).status()
     if as_json:
-        print(statuses.as_json(rows))
+        print(statuses.as_json(found))
     else:
-        console().print(status_table(rows))
+        console().print(statuses.shown(found))
 
 
 @app.command(epilog=example("gristmill inspect out/demo/run --reason too_few_words -n 3"))
@@ -356,6 +376,7 @@ def _exit_code(error: Exception) -> int | None:
         ("gristmill.pipelines.listing", "InputError", True),
         ("gristmill.pipelines.open_run", "RunError", True),
         ("gristmill.pipelines.engine", "EngineError", False),
+        ("gristmill.pipelines.lock", "LockError", False),
         ("gristmill.pipelines.run", "RunError", False),
         ("gristmill.stages.kneser_ney", "ModelError", False),
         ("gristmill.stages.ledger", "LedgerError", False),

@@ -2,29 +2,41 @@
 
 `engine.run(function, orders, done)` calls `done(position, result)` as pieces end and gives back what failed. The
 scheduler holds a few pieces a worker at a time, however many there are; a piece that fails for the storage's sake is
-tried again; a piece that kills its worker three times is given up with its error, and the rest goes on.
+tried again, and a full disk ends the work; a piece that kills its worker is tried again in a child process that may
+die (`isolation.py`), and given up with its error when that does not help; the rest goes on. Near the end, when
+workers are idle, a piece that takes much longer than the others is begun a second time on another worker, and the
+first to end counts: both write the same bytes.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import os
-import platform
+import queue
+import statistics
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from gristmill.pipelines.faults import LASTING
+from gristmill.pipelines.isolation import TIMEOUT_S, Limits, SetAside, isolated, watched
+from gristmill.pipelines.poison import StageFault
+from gristmill.pipelines.worker_check import EngineError, compare_workers
+
+__all__ = ["PLAIN", "Care", "Engine", "EngineError", "Failure", "InProcess", "OnDask", "Running", "open_engine"]
 
 Done = Callable[[int, Any], None]
 
 TRIES = 3  # for errors of the storage; faults of the data are the same every time
+PAUSES_S = (0.5, 2.0)  # before the second and the third try
+KILLS = 3  # of a worker by one piece
 WINDOW = 3  # pieces a worker that the scheduler holds
-COMPARED = ("gristmill", "pyarrow", "numpy", "numba", "distributed", "fsspec")
-
-
-class EngineError(RuntimeError):
-    """The cluster cannot do the work; the message says why."""
+STRAGGLER_S = 30.0  # a piece that takes less is not begun twice
+STRAGGLER_MEDIANS = 2.0  # nor one that takes less than this many times the median of the others
+MEMORY_SHARE = 0.95  # of a worker's memory for a child: where Dask ends a worker
 
 
 @dataclass(frozen=True)
@@ -33,6 +45,30 @@ class Failure:
 
     position: int
     error: str
+    kind: str = "error"  # "storage": no piece can be done; "killed", "fault": the piece is set aside; "error"
+    stage: str = ""
+    log: str = ""  # the last words of the process that it killed
+    attempts: int = 1
+
+
+@dataclass(frozen=True)
+class Care:
+    """How an engine treats the pieces of one kind."""
+
+    isolate: bool = False  # the function works in a child as well: it asks a `Guard`
+    copy: Callable[[Any], Any] | None = None  # the order for a second attempt beside the first; None: never
+
+
+PLAIN = Care()
+
+
+@dataclass(frozen=True)
+class Running:
+    """A piece that is worked on."""
+
+    position: int
+    seconds: float
+    worker: str = ""
 
 
 class Engine(Protocol):
@@ -42,7 +78,28 @@ class Engine(Protocol):
     @property
     def dashboard(self) -> str | None: ...
 
-    def run(self, function: Callable[[Any], Any], orders: Sequence[Any], done: Done) -> list[Failure]: ...
+    def run(
+        self, function: Callable[[Any], Any], orders: Sequence[Any], done: Done, care: Care = ...
+    ) -> list[Failure]: ...
+
+    def running(self) -> list[Running]: ...
+
+
+def _is_transient(error: BaseException | None) -> bool:
+    return isinstance(error, OSError) and not isinstance(error, FileNotFoundError) and error.errno not in LASTING
+
+
+def _failure(position: int, error: BaseException | None, attempts: int) -> Failure:
+    """What a run is told of an error that is not tried again."""
+    if isinstance(error, SetAside):
+        return Failure(position, str(error), "killed", error.stage, error.log, error.attempts)
+    if isinstance(error, StageFault):
+        return Failure(position, str(error), "fault", error.stage, attempts=attempts)
+    if error is None or type(error).__name__ == "KilledWorker":
+        why = f"killed its worker {attempts} times, out of memory perhaps" + (f": {error}" if error else "")
+        return Failure(position, why, "killed", attempts=attempts)
+    kind = "storage" if isinstance(error, OSError) and error.errno in LASTING else "error"
+    return Failure(position, f"{type(error).__name__}: {error}", kind, attempts=attempts)
 
 
 class InProcess:
@@ -51,86 +108,249 @@ class InProcess:
     workers = 1
     dashboard = None
 
-    def run(self, function: Callable[[Any], Any], orders: Sequence[Any], done: Done) -> list[Failure]:
+    def __init__(self, pause: Callable[[float], None] = time.sleep) -> None:
+        self._pause = pause
+        self._now: tuple[int, float] | None = None  # position, when it began
+
+    def running(self) -> list[Running]:
+        now = self._now
+        return [] if now is None else [Running(now[0], time.monotonic() - now[1])]
+
+    def run(
+        self, function: Callable[[Any], Any], orders: Sequence[Any], done: Done, care: Care = PLAIN
+    ) -> list[Failure]:
         failures = []
         for position, order in enumerate(orders):
-            for attempt in range(1, TRIES + 1):
-                try:
-                    done(position, function(order))
+            self._now = position, time.monotonic()
+            failure = self._one(function, position, order, done)
+            if failure is not None:
+                failures.append(failure)
+                if failure.kind == "storage":
                     break
-                except OSError as error:
-                    if attempt == TRIES or isinstance(error, FileNotFoundError):
-                        failures.append(Failure(position, _say(error)))
-                        break
-                except (ValueError, RuntimeError, AssertionError) as error:
-                    failures.append(Failure(position, _say(error)))
-                    break
+        self._now = None
         return failures
+
+    def _one(self, function: Callable[[Any], Any], position: int, order: Any, done: Done) -> Failure | None:
+        for attempt in range(1, TRIES + 1):
+            try:
+                result = function(order)
+            except (OSError, ValueError, RuntimeError, AssertionError) as error:
+                if not _is_transient(error) or attempt == TRIES:
+                    return _failure(position, error, attempt)
+                self._pause(PAUSES_S[attempt - 1])
+            else:
+                done(position, result)
+                return None
+        return None
 
 
 class OnDask:
     """Does the work on the workers of a Dask cluster."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(
+        self,
+        client: Any,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        straggler_s: float = STRAGGLER_S,
+        pauses_s: Sequence[float] = PAUSES_S,
+    ) -> None:
         self._client = client
         self.dashboard = str(client.dashboard_link) if client.dashboard_link else None
+        self.timeout_s, self.straggler_s, self.pauses_s = timeout_s, straggler_s, pauses_s
+        self._current: _Pass | None = None
 
     @property
     def workers(self) -> int:
         return max(1, sum(self._client.nthreads().values()))
 
-    def run(self, function: Callable[[Any], Any], orders: Sequence[Any], done: Done) -> list[Failure]:
-        from distributed import as_completed
+    def running(self) -> list[Running]:
+        return [] if self._current is None else self._current.running()
 
-        failures: list[Failure] = []
-        waiting = iter(range(len(orders)))
-        tries = [0] * len(orders)
-        flying: dict[Any, int] = {}
-        completed = as_completed([])
+    def run(
+        self, function: Callable[[Any], Any], orders: Sequence[Any], done: Done, care: Care = PLAIN
+    ) -> list[Failure]:
+        self._current = _Pass(self, self._client, function, orders, done, care)
+        try:
+            return self._current.run()
+        finally:
+            self._current = None
 
-        def submit(position: int) -> None:
-            tries[position] += 1
-            future = self._client.submit(function, orders[position], pure=False)
-            flying[future] = position
-            completed.add(future)
 
-        for _ in range(WINDOW * self.workers):
-            if (position := next(waiting, None)) is not None:
-                submit(position)
-        for future in completed:
-            position = flying.pop(future)
-            if future.status == "finished":
-                done(position, future.result())
+@dataclass
+class _Piece:
+    """What is known of one piece that is not done yet."""
+
+    position: int
+    tries: int = 0
+    kills: int = 0
+    submitted: float = 0.0
+    started: float | None = None  # about: when it was among the oldest that workers have room for
+    futures: list[Any] = field(default_factory=list)
+    copied: bool = False
+
+
+class _Pass:
+    """One call of `run`."""
+
+    def __init__(
+        self,
+        engine: OnDask,
+        client: Any,
+        function: Callable[[Any], Any],
+        orders: Sequence[Any],
+        done: Done,
+        care: Care,
+    ) -> None:
+        self._engine, self._client, self._function, self._orders = engine, client, function, orders
+        self._done, self._care = done, care
+        self._waiting = iter(range(len(orders)))
+        self._again: deque[tuple[float, _Piece]] = deque()  # not before, piece
+        self._flying: dict[int, _Piece] = {}  # in the order of submission
+        self._ended: queue.SimpleQueue[tuple[_Piece, Any]] = queue.SimpleQueue()
+        self._seconds: list[float] = []  # that pieces took
+        self._failures: list[Failure] = []
+        self._workers, self._asked = engine.workers, time.monotonic()
+        self._all_submitted = False
+
+    def running(self) -> list[Running]:
+        now = time.monotonic()
+        pieces = [piece for piece in list(self._flying.values()) if piece.started is not None]
+        return [Running(piece.position, now - (piece.started or now)) for piece in pieces]
+
+    def run(self) -> list[Failure]:
+        self._fill()
+        while self._flying or self._again:
+            try:
+                piece, future = self._ended.get(timeout=0.5)
+            except queue.Empty:
+                self._look()
             else:
-                error = future.exception()
-                transient = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
-                lost = future.status == "cancelled"
-                if (transient or lost) and tries[position] < TRIES:
-                    submit(position)
-                    continue
-                failures.append(Failure(position, _say(error)))
+                if piece.position in self._flying and future in piece.futures:
+                    self._take(piece, future)
+            if any(failure.kind == "storage" for failure in self._failures):
+                self._client.cancel([future for piece in self._flying.values() for future in piece.futures])
+                break
+            self._fill()
+        return self._failures
+
+    def _fill(self) -> None:
+        now = time.monotonic()
+        while self._again and self._again[0][0] <= now:
+            self._submit(self._again.popleft()[1])
+        while not self._all_submitted and len(self._flying) < WINDOW * self._workers:
+            position = next(self._waiting, None)
+            if position is None:
+                self._all_submitted = True
+                break
+            self._submit(_Piece(position))
+        for piece in list(self._flying.values())[: self._workers]:
+            piece.started = piece.started or now
+
+    def _submit(self, piece: _Piece, order: Any = None, **where: Any) -> None:
+        order = self._orders[piece.position] if order is None else order
+        piece.submitted = time.monotonic()
+        if piece.kills and self._care.isolate:
+            limits = Limits(self._engine.timeout_s, self._memory())
+            future = self._client.submit(isolated, self._function, order, limits, pure=False, **where)
+        else:
+            timeout_s = self._engine.timeout_s
+            future = self._client.submit(watched, self._function, order, timeout_s, pure=False, **where)
+        piece.futures.append(future)
+        self._flying[piece.position] = piece
+        future.add_done_callback(lambda ended: self._ended.put((piece, ended)))
+
+    def _take(self, piece: _Piece, future: Any) -> None:
+        if future.status == "finished":
+            result = future.result()
+            self._land(piece)
+            self._seconds.append(time.monotonic() - (piece.started or piece.submitted))
+            self._done(piece.position, result)
+            return
+        lost = future.status == "cancelled"
+        error = None if lost else future.exception()
+        piece.futures.remove(future)
+        future.release()
+        if piece.futures:  # its copy is still at work
+            return
+        self._land(piece)
+        if lost or type(error).__name__ == "KilledWorker":
+            piece.kills += 1
+            if piece.kills < KILLS:
+                self._again.append((0.0, piece))
+                return
+        elif _is_transient(error):
+            piece.tries += 1
+            if piece.tries < TRIES:
+                pauses = self._engine.pauses_s
+                self._again.append((time.monotonic() + pauses[min(piece.tries, len(pauses)) - 1], piece))
+                return
+        self._failures.append(_failure(piece.position, error, max(piece.kills, piece.tries, 1)))
+
+    def _land(self, piece: _Piece) -> None:
+        """Takes a piece out of the air, copies and all."""
+        del self._flying[piece.position]
+        if len(piece.futures) > 1:
+            self._client.cancel(piece.futures)
+        for future in piece.futures:
             future.release()
-            if (position := next(waiting, None)) is not None:
-                submit(position)
-        return failures
+        piece.futures, piece.started, piece.copied = [], None, False
+
+    def _look(self) -> None:
+        """What is done when nothing ends for a while."""
+        if self._client.status not in ("running", "connecting"):
+            raise EngineError(
+                "The connection to the scheduler is lost. What is done stays: start the scheduler and its workers, "
+                "and run the same command again."
+            )
+        now = time.monotonic()
+        if now - self._asked > 2.0:
+            self._workers, self._asked = self._engine.workers, now
+        if self._care.copy is None or not self._all_submitted or self._again or len(self._flying) >= self._workers:
+            return
+        for piece in straggling(self._flying.values(), self._seconds, now, self._engine.straggler_s):
+            self._copy(piece)
+
+    def _copy(self, piece: _Piece) -> None:
+        """Begins a piece a second time, on another worker than the first."""
+        assert self._care.copy is not None
+        key = piece.futures[0].key
+        at = {worker for worker, keys in self._client.processing().items() if key in keys}
+        others = [worker for worker in self._client.nthreads() if worker not in at]
+        if not at or not others:
+            return
+        piece.copied = True
+        self._submit(piece, self._care.copy(self._orders[piece.position]), workers=others)
+
+    def _memory(self) -> int | None:
+        """Bytes that a child may use: what the smallest worker has."""
+        found = [info["memory_limit"] for info in self._client.scheduler_info(n_workers=-1)["workers"].values()]
+        return int(min(found) * MEMORY_SHARE) if found and min(found) else None
 
 
-def _say(error: BaseException | None) -> str:
-    if error is None:
-        return "was cancelled by the scheduler"
-    if type(error).__name__ == "KilledWorker":
-        return f"killed its worker {TRIES} times, out of memory perhaps: {error}"
-    return f"{type(error).__name__}: {error}"
+def straggling(pieces: Any, seconds: Sequence[float], now: float, least_s: float) -> list[Any]:
+    """The pieces that take much longer than those that ended. now: on the clock of `started`."""
+    if not seconds:
+        return []
+    bound = max(least_s, STRAGGLER_MEDIANS * statistics.median(seconds))
+    return [p for p in pieces if p.started is not None and not p.copied and now - p.started > bound]
 
 
 @contextmanager
 def open_engine(
-    *, debug: bool = False, workers: int | None = None, scheduler: str | None = None, connect_s: float = 15.0
+    *,
+    debug: bool = False,
+    workers: int | None = None,
+    scheduler: str | None = None,
+    connect_s: float = 15.0,
+    timeout_s: float = TIMEOUT_S,
+    out: str | None = None,
 ) -> Iterator[Engine]:
     """In-process, a cluster of this machine's processes (default), or a running scheduler.
 
-    workers: processes of one thread each; one a core where not given. Raises EngineError when the scheduler does not
-    answer or its workers run other versions of the packages.
+    workers: processes of one thread each; one a core where not given. timeout_s: for one batch in one stage. out: the
+    run folder, which workers of a running scheduler must see. Raises EngineError when the scheduler does not answer,
+    its workers run other versions of the packages, or do not see the same storage.
     """
     if debug:
         yield InProcess()
@@ -138,7 +358,8 @@ def open_engine(
     import dask
     from distributed import Client, LocalCluster
 
-    dask.config.set({"distributed.scheduler.allowed-failures": TRIES, "distributed.admin.log-format": "%(message)s"})
+    # A worker's death counts for every piece that it held, so the driver counts for itself.
+    dask.config.set({"distributed.scheduler.allowed-failures": 0, "distributed.admin.log-format": "%(message)s"})
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     if scheduler is not None:
         try:
@@ -149,8 +370,8 @@ def open_engine(
                 f"`dask worker {scheduler}`."
             ) from error
         with client:
-            _compare_versions(client, scheduler)
-            yield OnDask(client)
+            compare_workers(client, scheduler, out)
+            yield OnDask(client, timeout_s=timeout_s)
         return
     count = workers or os.cpu_count() or 1
     cluster = LocalCluster(
@@ -162,22 +383,4 @@ def open_engine(
         silence_logs=logging.CRITICAL,
     )
     with cluster, Client(cluster) as client:
-        yield OnDask(client)
-
-
-def here() -> dict[str, str]:
-    """What must be the same on the driver and on every worker."""
-    found = {name: importlib.metadata.version(name) for name in COMPARED}
-    return {"python": ".".join(platform.python_version_tuple()[:2]), **found}
-
-
-def _compare_versions(client: Any, scheduler: str) -> None:
-    client.wait_for_workers(1, timeout=60)
-    mine = here()
-    for worker, theirs in client.run(here, on_error="return").items():
-        if isinstance(theirs, BaseException):
-            raise EngineError(f"Worker {worker} of {scheduler} cannot import gristmill: {theirs}. Install it there.")
-        different = {name: (mine[name], theirs[name]) for name in mine if mine[name] != theirs.get(name)}
-        if different:
-            listed = ", ".join(f"{name} {a} here, {b} there" for name, (a, b) in different.items())
-            raise EngineError(f"Worker {worker} of {scheduler} runs other versions: {listed}. Install the same ones.")
+        yield OnDask(client, timeout_s=timeout_s)

@@ -11,12 +11,13 @@ import orjson
 
 from gristmill.pipelines import recipe as recipes
 from gristmill.pipelines.listing import frozen
+from gristmill.pipelines.lock import RunLock
 from gristmill.pipelines.open_run import funnel, open_run
 from gristmill.pipelines.plan import make_plan
 from gristmill.pipelines.progress import Display
 from gristmill.pipelines.recipe import Recipe, RecipeError
 from gristmill.pipelines.report.write import write_report
-from gristmill.pipelines.run import Options, pieces_left, run
+from gristmill.pipelines.run import Options, announce, pieces_left, run
 from gristmill.pipelines.tables import console, funnel_table, plain_table
 from gristmill.stages.shards import exists, join
 
@@ -34,8 +35,9 @@ def main_job(recipe_path: str, out: str | None, options: Options, *, as_json: bo
     recipe = recipes.load(recipe_path)
     folder = run_folder(recipe, out)
     ranking: dict[str, Any] | None = None
-    with Display(as_json=as_json) as display:
-        outcome = run(recipe, folder, options, display)
+    with RunLock(folder) as lock, Display(as_json=as_json) as display:
+        announce(lock, display)
+        outcome = run(recipe, folder, options, display, lock)
         changed = outcome.done > 0
         if ablation and recipe.ablation is not None:
             file = Path(recipe_path).parent / recipe.ablation.file

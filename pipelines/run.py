@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
 from ruamel.yaml import YAML
 
-from gristmill.pipelines import work
-from gristmill.pipelines.engine import Engine, Failure, open_engine
+from gristmill.pipelines import poison, work
+from gristmill.pipelines.beacon import Beacon
+from gristmill.pipelines.engine import PLAIN, Care, Engine, Failure, open_engine
+from gristmill.pipelines.faults import LASTING, Failed, FailedShard, storage_message
+from gristmill.pipelines.isolation import TIMEOUT_S
 from gristmill.pipelines.learn import TokenizerOrder, TokensOrder, TrainOrder, run_tokenizer, run_tokens, run_train
 from gristmill.pipelines.listing import frozen
+from gristmill.pipelines.lock import RunLock
 from gristmill.pipelines.plan import Plan, SegmentPlan, hash_of, make_plan
 from gristmill.pipelines.progress import Display
 from gristmill.pipelines.recipe import Recipe, StageUse, check, kept_schema, model_of
@@ -39,6 +44,7 @@ from gristmill.tokenize.shards import ShardInfo
 from gristmill.tokenize.write import write_manifest
 
 SEGMENT_FOLDER = re.compile(r"^\d{2}-[a-z0-9_]+$")
+ALONE = Care(isolate=True, copy=lambda order: replace(order, is_copy=True))  # of a shard by itself
 PART = re.compile(r"^(part|holdout)-\d+$")
 
 
@@ -54,6 +60,8 @@ class Options:
     workers: int | None = None
     scheduler: str | None = None
     refresh_inputs: bool = False
+    retry_failed: bool = False  # take up the shards again that were set aside
+    timeout_s: float = TIMEOUT_S  # for one batch in one stage; then the worker is stuck
 
 
 @dataclass
@@ -66,11 +74,36 @@ class Outcome:
     failures: list[str] = field(default_factory=list)
 
 
-def run(recipe: Recipe, out: str, options: Options, display: Display) -> Outcome:
-    """Everything up to the token shards.
+def run(recipe: Recipe, out: str, options: Options, display: Display, lock: RunLock | None = None) -> Outcome:
+    """Everything up to the token shards. lock: of the run folder, where the caller holds it already.
 
-    Raises SettingsError and InputError before any work, RunError when pieces were given up: it names each of them.
+    Raises SettingsError, InputError and LockError before any work, RunError when pieces were given up: it names each
+    of them.
     """
+    with RunLock(out) if lock is None else nullcontext(lock) as held, _storage(out):
+        if lock is None:
+            announce(held, display)
+        return _run(recipe, out, options, display, held)
+
+
+def announce(lock: RunLock, display: Display) -> None:
+    """Says it when the driver before was killed."""
+    if lock.taken_over is not None:
+        display.say(f"Going on for a driver that is gone: {lock.taken_over}.")
+
+
+@contextmanager
+def _storage(out: str) -> Iterator[None]:
+    """A storage that takes no more is one message, wherever the driver notices it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in LASTING:
+            raise
+        raise RunError(storage_message(out, f"{type(error).__name__}: {error}")) from error
+
+
+def _run(recipe: Recipe, out: str, options: Options, display: Display, lock: RunLock) -> Outcome:
     plan = prepare(recipe, out, refresh_inputs=options.refresh_inputs)
     outcome = Outcome(out)
     left = pieces_left(plan, out)
@@ -83,12 +116,20 @@ def run(recipe: Recipe, out: str, options: Options, display: Display) -> Outcome
     if left.found:
         display.say(f"Going on: {left.found:,} pieces of {out} are there and up to date.")
     display.say(warm())
-    with open_engine(debug=options.debug, workers=options.workers, scheduler=options.scheduler) as engine:
+    opened = open_engine(
+        debug=options.debug,
+        workers=options.workers,
+        scheduler=options.scheduler,
+        timeout_s=options.timeout_s,
+        out=out,
+    )
+    with opened as engine, Beacon(out, engine) as beacon:
         if engine.dashboard:
             display.say(f"{engine.workers} workers; dashboard {engine.dashboard}")
-        runner = _Runner(plan, out, engine, display, outcome)
+        runner = _Runner(plan, out, engine, display, outcome, beacon, lock, retry_failed=options.retry_failed)
         runner.segments()
         runner.tokens()
+        runner.end()
     return outcome
 
 
@@ -159,12 +200,8 @@ def pieces_left(plan: Plan, out: str) -> Left:
 
 def ledger_done(out: str, folder: str, shard: Shard, key: str) -> bool:
     """True when the shard's ledger carries the key and the files that it names are there in their size."""
-    path = work.parts_of(out, folder, "ledger", shard, "json")
-    try:
-        ledger = ShardLedger.opened(read_bytes(path), path)
-    except (FileNotFoundError, LedgerError):
-        return False
-    if ledger.key != key:
+    ledger = opened_ledger(out, folder, shard)
+    if ledger is None or ledger.key != key:
         return False
     fs, inner = filesystem(join(out, folder))
     for record in ledger.files:
@@ -172,6 +209,15 @@ def ledger_done(out: str, folder: str, shard: Shard, key: str) -> bool:
         if not fs.exists(file) or fs.size(file) != record.bytes:
             return False
     return True
+
+
+def opened_ledger(out: str, folder: str, shard: Shard) -> ShardLedger | None:
+    """The ledger of a shard; None when it is missing or damaged."""
+    path = work.parts_of(out, folder, "ledger", shard, "json")
+    try:
+        return ShardLedger.opened(read_bytes(path), path)
+    except (FileNotFoundError, LedgerError):
+        return None
 
 
 def card_key(path: str) -> str | None:
@@ -198,10 +244,28 @@ def manifest_key(plan: Plan) -> str:
 
 
 class _Runner:
-    """One pass over a plan."""
+    """One pass over a plan.
 
-    def __init__(self, plan: Plan, out: str, engine: Engine, display: Display, outcome: Outcome) -> None:
+    A shard that could not be done is left out of the segments after, which go on for the others as far as they look
+    at each document alone. What needs all shards (a global stage, a model, the tokenizer) waits for it.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        out: str,
+        engine: Engine,
+        display: Display,
+        outcome: Outcome,
+        beacon: Beacon,
+        lock: RunLock,
+        *,
+        retry_failed: bool,
+    ) -> None:
         self.plan, self.out, self.engine, self.display, self.outcome = plan, out, engine, display, outcome
+        self.beacon, self.lock, self.retry_failed = beacon, lock, retry_failed
+        self.failed = Failed(out)
+        self.missing: dict[int, FailedShard] = {}  # shard index -> why it got no further
 
     def segments(self) -> None:
         upstream: str | None = None
@@ -215,27 +279,100 @@ class _Runner:
             drop_signatures(segment, self.out)
             upstream = folder
 
+    def end(self) -> None:
+        """Raises RunError with the list when shards are missing. Says which documents were dropped as poison."""
+        if self.missing:
+            raise RunError(self._given_up(""))
+
     def _work(
-        self, name: str, function: Callable[[Any], Any], orders: Sequence[Any], labels: Sequence[str], count: Any
-    ) -> None:
-        """Does orders on the engine, with a row of the display. Raises RunError with the list of those given up."""
+        self,
+        name: str,
+        function: Callable[[Any], Any],
+        orders: Sequence[Any],
+        labels: Sequence[str],
+        count: Any,
+        care: Care = PLAIN,
+    ) -> list[Failure]:
+        """Does orders on the engine, with a row of the display -> those given up.
+
+        Raises RunError when the storage takes no more, and when pieces that are no shards were given up.
+        """
         if not orders:
-            return
+            return []
         with self.display.phase(name, len(orders)) as phase:
+            self.beacon.show(phase, labels)
 
             def done(position: int, result: Any) -> None:
+                self.lock.check()
                 self.outcome.done += 1
                 phase.advance(**count(result))
+                if hasattr(orders[position], "shard"):
+                    self.failed.clear(_folder(orders[position]), orders[position].shard.part)
 
-            failures: list[Failure] = self.engine.run(function, orders, done)
-        if failures:
-            listed = [f"{labels[f.position]}: {f.error}" for f in sorted(failures, key=lambda f: f.position)]
-            self.outcome.failures.extend(listed)
+            failures = sorted(self.engine.run(function, orders, done, care), key=lambda f: f.position)
+        for failure in failures:
+            if failure.kind == "storage":
+                raise RunError(storage_message(self.out, f"{labels[failure.position]}: {failure.error}"))
+        listed = [f"{labels[f.position]}: {f.error}" for f in failures]
+        self.outcome.failures.extend(listed)
+        if failures and not hasattr(orders[0], "shard"):
             raise RunError(
                 f"{len(failures):,} of {len(orders):,} pieces of {name} were given up; the others are done:\n  "
                 + "\n  ".join(listed[:20])
                 + "\nMend the cause and run the same command again; only what is missing is done."
             )
+        for failure in failures:
+            order = orders[failure.position]
+            self._miss(order.shard, _folder(order), order.key, failure)
+        return failures
+
+    def _miss(self, shard: Shard, folder: str, key: str, failure: Failure) -> None:
+        record = FailedShard(
+            segment=folder,
+            part=shard.part,
+            path=shard.label,
+            stage=failure.stage,
+            error=failure.error,
+            kind=failure.kind,
+            attempts=failure.attempts,
+            key=key,
+            log=failure.log,
+        )
+        self.failed.add(record)
+        self.missing[shard.index] = record
+
+    def _todo(self, folder: str, shards: Sequence[tuple[Shard, str]]) -> list[tuple[Shard, str]]:
+        """(shard, key) of pieces to do, big ones first, so that there is no long tail; without those that were set
+        aside or got no further in an earlier segment."""
+        todo = []
+        for shard, key in sorted(shards, key=lambda entry: (-entry[0].size, entry[0].index)):
+            record = self.failed.of(folder, shard.part, [key])
+            if shard.index in self.missing:
+                continue
+            if record is not None and record.set_aside and not self.retry_failed:
+                self.missing[shard.index] = record
+                self.display.say(f"  left out, set aside before (--retry-failed takes it up): {record.line()}")
+                continue
+            todo.append((shard, key))
+        return todo
+
+    def _wait(self, what: str, indexes: Iterable[int]) -> None:
+        """Raises RunError when one of these shards is missing."""
+        if not self.missing.keys().isdisjoint(indexes):
+            raise RunError(self._given_up(f"{what} needs all of them, and waits.\n"))
+
+    def _given_up(self, waiting: str) -> str:
+        lines = []
+        for folder in sorted({record.segment for record in self.missing.values()}):
+            records = [record for record in self.missing.values() if record.segment == folder]
+            lines.append(
+                f"{len(records):,} of {len(self.plan.shards):,} pieces of {folder} were given up; the others are done:"
+            )
+            lines += [f"  {record.line()}" for record in records[:20]]
+        text = "\n".join(lines) + f"\n{waiting}"
+        if any(record.set_aside for record in self.missing.values()):
+            text += f"Details and logs: {self.out}/failed. `--retry-failed` takes up again what was set aside. "
+        return text + "Mend the cause and run the same command again; only what is missing is done."
 
     def _models(self, segment: SegmentPlan, upstream: str | None) -> None:
         orders = [
@@ -250,6 +387,10 @@ class _Runner:
             for name, key in segment.models.items()
             if card_key(join(self.out, "models", name, "card.json")) != key
         ]
+        for order in orders:
+            wanted = [selection.sources for selection in order.settings.roles().values() if selection.files is None]
+            needed = [s.index for s in self.plan.shards if any(names is None or s.source in names for names in wanted)]
+            self._wait(f"model {order.name}", needed)
         labels = [f"model {order.name}" for order in orders]
         self._work(f"{segment.segment.folder} models", run_train, orders, labels, lambda _: {})
 
@@ -259,26 +400,31 @@ class _Runner:
         if card_key(join(self.out, folder, "cluster", "card.json")) == segment.cluster:
             return
         signed = [shard for shard in self.plan.shards if shard.index in segment.sign]
-        orders = [
-            work.SignOrder(self.out, folder, upstream, shard, segment.sign[shard.index], self._resolved(gate))
+        self._wait(f"{folder} ({gate.heading})", segment.sign)
+        unsigned = [
+            (shard, segment.sign[shard.index])
             for shard in signed
             if card_key(work.parts_of(self.out, folder, "sign", shard, "json")) != segment.sign[shard.index]
         ]
-        self._work(
-            f"{folder} sign",
-            work.run_sign,
-            orders,
-            [order.shard.label for order in orders],
-            lambda card: {"documents": card["rows"], "bytes_": card["bytes"]},
-        )
+        resolved = self._resolved(gate)
+        orders = [
+            work.SignOrder(
+                self.out, folder, upstream, shard, key, resolved, gate.heading, self._poison(folder, shard, key)
+            )
+            for shard, key in self._todo(folder, unsigned)
+        ]
+        labels = [order.shard.label for order in orders]
+        self._work(f"{folder} sign", work.run_sign, orders, labels, _sign_figures, ALONE)
+        self._wait(f"{folder} ({gate.heading})", segment.sign)
         keys = tuple(segment.sign[shard.index] for shard in signed)
-        stage = self._resolved(gate)
-        cluster = work.ClusterOrder(self.out, folder, tuple(signed), keys, str(segment.cluster), stage, upstream)
+        cluster = work.ClusterOrder(self.out, folder, tuple(signed), keys, str(segment.cluster), resolved, upstream)
         self._work(f"{folder} cluster", work.run_cluster, [cluster], [f"{folder}/cluster"], _documents)
 
     def _shards(self, segment: SegmentPlan, upstream: str | None) -> None:
         folder = segment.segment.folder
         schema = kept_schema(self.plan.recipe, segment.segment)
+        pairs = zip(self.plan.shards, segment.shards, strict=True)
+        left = [(shard, key) for shard, key in pairs if not ledger_done(self.out, folder, shard, key)]
         orders = [
             work.ShardOrder(
                 out=self.out,
@@ -291,13 +437,16 @@ class _Runner:
                 max_chars=self.plan.recipe.max_chars,
                 sample_per_reason=self.plan.recipe.sample_per_reason,
                 removals_share=self.plan.recipe.removals_share,
+                poison=self._poison(folder, shard, key, segment.sign.get(shard.index, "")),
             )
-            for shard, key in zip(self.plan.shards, segment.shards, strict=True)
-            if not ledger_done(self.out, folder, shard, key)
+            for shard, key in self._todo(folder, left)
         ]
-        orders.sort(key=lambda order: (-order.shard.size, order.shard.index))  # big ones first: no long tail
         labels = [order.shard.label for order in orders]
-        self._work(folder, work.run_shard, orders, labels, _ledger_figures)
+        self._work(folder, work.run_shard, orders, labels, _ledger_figures, ALONE)
+
+    def _poison(self, folder: str, shard: Shard, *keys: str) -> tuple[poison.Poisoned, ...]:
+        """Documents of the shard that are known to kill a worker."""
+        return poison.load(join(self.out, folder, "poison", f"{shard.part}.json"), keys)
 
     def _resolved(self, use: StageUse) -> Any:
         """The stage, its model as a path."""
@@ -316,6 +465,7 @@ class _Runner:
         self.display.say("tokens: tokenizer, shards")
         folder = plan.segments[-1].segment.folder
         if card_key(join(self.out, "tokens", "tokenizer_card.json")) != plan.tokenizer:
+            self._wait("the tokenizer", range(len(plan.shards)))
             order = TokenizerOrder(
                 out=self.out,
                 key=plan.tokenizer,
@@ -325,6 +475,8 @@ class _Runner:
                 holdout_share=plan.recipe.tokens.holdout_share,
             )
             self._work("tokenizer", run_tokenizer, [order], ["tokenizer"], lambda _: {})
+        pairs = zip(plan.shards, plan.tokens, strict=True)
+        left = [(shard, key) for shard, key in pairs if not ledger_done(self.out, "tokens", shard, key)]
         orders = [
             TokensOrder(
                 out=self.out,
@@ -335,12 +487,12 @@ class _Runner:
                 encoder=plan.recipe.tokens.encoder,
                 eos_token=plan.recipe.tokenizer.eos_token,
             )
-            for shard, key in zip(plan.shards, plan.tokens, strict=True)
-            if not ledger_done(self.out, "tokens", shard, key)
+            for shard, key in self._todo("tokens", left)
         ]
         labels = [order.shard.label for order in orders]
         self._work("token shards", run_tokens, orders, labels, _ledger_figures)
-        self._manifest()
+        if not self.missing:
+            self._manifest()
 
     def _manifest(self) -> None:
         infos: list[ShardInfo] = []
@@ -355,6 +507,15 @@ class _Runner:
         )
         write_manifest(join(self.out, "tokens"), infos, encoder, holdout_share=self.plan.recipe.tokens.holdout_share)
         publish_bytes(join(self.out, "tokens", "card.json"), orjson.dumps({"key": manifest_key(self.plan)}))
+
+
+def _folder(order: Any) -> str:
+    """The segment that an order for a shard belongs to."""
+    return getattr(order, "folder", "tokens")
+
+
+def _sign_figures(card: Mapping[str, Any]) -> dict[str, int]:
+    return {"documents": int(card["rows"]), "bytes_": int(card["bytes"])}
 
 
 def _documents(card: Mapping[str, Any]) -> dict[str, int]:

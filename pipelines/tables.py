@@ -48,18 +48,32 @@ def funnel_table(rows: Sequence[FunnelRow]) -> Table:
 
 def status_table(rows: Sequence[SegmentStatus]) -> Table:
     """A row a segment."""
-    table = _table("Status", ["segment", "stages"], ["shards done", "read", "kept", "failed", "worker seconds"])
+    right = ["done", "left", "given up", "read", "kept", "kept share", "failed", "worker s", "docs/s", "MB/s", "ETA"]
+    table = _table("Segments (rates of one worker)", ["segment", "stages"], right)
     for row in rows:
         table.add_row(
             row.segment,
             row.stages,
             f"{row.done:,}/{row.shards:,}",
+            f"{row.left:,}",
+            f"{row.set_aside:,}",
             f"{row.read:,}",
             f"{row.kept:,}",
+            "" if row.kept_share is None else f"{row.kept_share:.1%}",
             f"{row.failed:,}",
             f"{row.seconds:,.1f}",
+            "" if row.docs_per_s is None else f"{row.docs_per_s:,.0f}",
+            "" if row.mb_per_s is None else f"{row.mb_per_s:,.1f}",
+            "" if row.eta_s is None else duration(row.eta_s),
         )
     return table
+
+
+def duration(seconds: float) -> str:
+    """1:02:03, or 2:03 under an hour."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:,}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def plain_table(title: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]], names: int = 1) -> Table:

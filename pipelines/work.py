@@ -26,6 +26,7 @@ import xxhash
 from fsspec.implementations.local import LocalFileSystem
 
 from gristmill.pipelines.accounting import Accounting
+from gristmill.pipelines.poison import Guard, Poisoned
 from gristmill.stages.documents import (
     BASE_FIELDS,
     MAX_BATCH_BYTES,
@@ -77,6 +78,8 @@ class ShardOrder:
     max_chars: int
     sample_per_reason: int
     removals_share: float = 0.0  # of documents that go through all stages for the count of removals
+    poison: tuple[Poisoned, ...] = ()  # documents that are known to kill a worker
+    is_copy: bool = False  # a second attempt beside one that is slow: it must not take the first one's claim back
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,9 @@ class SignOrder:
     shard: Shard
     key: str
     stage: Any
+    heading: str = ""  # what the books call the stage
+    poison: tuple[Poisoned, ...] = ()
+    is_copy: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,15 +145,17 @@ def run_shard(order: ShardOrder) -> dict[str, Any]:
         versions=versions(),
         host=socket.gethostname(),
     )
-    withdraw(parts_of(order.out, order.folder, "ledger", order.shard, "json"))
+    if not order.is_copy:
+        withdraw(parts_of(order.out, order.folder, "ledger", order.shard, "json"))
     decisions = _decisions(order)
+    guard = Guard(order)
     books = [StageLedger(stage=step.key) for step in order.steps]
     dropped = _Dropped(order)
     accounting = Accounting(order.steps, order.removals_share)
     met = 0
     target = parts_of(order.out, order.folder, "kept", order.shard, "parquet")
     with publish(target) as file, _writer(file, order.schema) as writer:
-        for batch in _input(order, ledger):
+        for batch in guard.batches(_input(order, ledger)):
             current = batch
             read: list[Batch] = []
             gone: list[Batch] = []
@@ -155,18 +163,23 @@ def run_shard(order: ShardOrder) -> dict[str, Any]:
                 read.append(current)
                 started = time.perf_counter()
                 if step.is_gate:
-                    result, found = decided(step.stage, current, decisions)
-                    met += found
+                    found: list[int] = []
+                    result = guard.call(step.key, current, partial(_decided, step.stage, decisions, found))
+                    met += sum(found)
                 else:
-                    result = step.stage(current)
+                    result = guard.call(step.key, current, step.stage)
                 book(account, current, result.kept, result.dropped, result.counters)
                 count_measures(account, getattr(step.stage, "measures", ()), result.kept, result.dropped)
                 dropped.add(step.key, current, result.dropped)
                 account.seconds += time.perf_counter() - started
                 gone.append(result.dropped)
                 current = result.kept
-            accounting.add(read, gone, current)
+            if guard.counts():
+                accounting.add(read, gone, current, guard.unsafe())
+            else:
+                accounting.found.left_out += batch.num_rows
             writer.add(_aligned(current, order.schema))
+        met += sum(guard.lost(step.key, decisions["doc_id"]) for step in order.steps if step.is_gate)
         if met != decisions.num_rows:
             raise ShardError(
                 f"{order.out}/{order.folder}: {decisions.num_rows - met:,} of {decisions.num_rows:,} decisions for "
@@ -176,6 +189,7 @@ def run_shard(order: ShardOrder) -> dict[str, Any]:
         ledger.check(f"{order.folder}/{order.shard.part} ({order.shard.label})")
         reached = ledger.stages[-1].kept.documents if ledger.stages else writer.rows
         assert writer.rows == reached, f"{writer.rows} documents written, {reached} booked"
+    ledger.problems.extend(guard.publish())
     ledger.removals = accounting.found
     if accounting.problem:
         ledger.problems.append(f"Left out of the count of removals: {accounting.problem}")
@@ -189,6 +203,12 @@ def run_shard(order: ShardOrder) -> dict[str, Any]:
     ledger.seconds = time.perf_counter() - begun
     publish_bytes(parts_of(order.out, order.folder, "ledger", order.shard, "json"), ledger.sealed())
     return ledger.model_dump()
+
+
+def _decided(stage: Any, decisions: pa.Table, met: list[int], batch: Batch) -> Result:
+    result, found = decided(stage, batch, decisions)
+    met.append(found)
+    return result
 
 
 def decided(stage: Any, batch: Batch, decisions: pa.Table) -> tuple[Result, int]:
@@ -369,23 +389,26 @@ def _decisions(order: ShardOrder) -> pa.Table:
 def run_sign(order: SignOrder) -> dict[str, Any]:
     """Signatures of one shard, in the order of its documents -> {"rows": documents}."""
     path = parts_of(order.out, order.folder, "sign", order.shard, "arrow")
-    withdraw(parts_of(order.out, order.folder, "sign", order.shard, "json"))
+    if not order.is_copy:
+        withdraw(parts_of(order.out, order.folder, "sign", order.shard, "json"))
+    guard = Guard(order)
     begun = time.perf_counter()
     rows = size = 0
     writer = None
     needed = ["doc_id", *(name for name in order.stage.needs if name != "doc_id")]
     source = parts_of(order.out, order.upstream, "kept", order.shard, "parquet")
     with publish(path) as file:
-        for batch in kept_batches(source, needed):
-            signature = order.stage.sign(batch)
+        for batch in guard.batches(kept_batches(source, needed)):
+            signature = guard.sign(order.heading, batch, order.stage.sign)
             writer = writer or pa.ipc.new_file(file, signature.schema)
             writer.write_batch(signature)
-            rows += batch.num_rows
+            rows += signature.num_rows
             size += int(pc.sum(pc.binary_length(batch["text"])).as_py() or 0) if "text" in needed else 0
         if writer is None:
             empty = _empty_batch(source, needed)
             writer = pa.ipc.new_file(file, order.stage.sign(empty).schema)
         writer.close()
+    guard.publish()
     card = {"key": order.key, "rows": rows, "bytes": size, "seconds": time.perf_counter() - begun}
     publish_bytes(parts_of(order.out, order.folder, "sign", order.shard, "json"), orjson.dumps(card))
     return card

@@ -51,8 +51,10 @@ def test_help_ends_in_an_example(verb: str) -> None:
 def test_status_and_verify_as_json(finished_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "status", str(finished_run), "--json")
     assert code == 0
-    rows = json.loads(out)
+    rows = json.loads(out)["segments"]
     assert rows[0]["segment"] == "01-extract"
+    assert [stage["stage"] for stage in rows[0]["by_stage"]][:2] == ["read", "extract"]
+    assert json.loads(out)["driver"]["alive"] is False
     assert all(row["done"] == row["shards"] for row in rows)
     code, out, _ = call(capsys, "verify", str(finished_run), "--json")
     assert code == 0

@@ -164,11 +164,14 @@ def test_storage_errors_are_tried_again() -> None:
             raise OSError("connection reset")
         return order
 
-    assert InProcess().run(flaky, [7], lambda *_: None) == []
+    pauses: list[float] = []
+    assert InProcess(pauses.append).run(flaky, [7], lambda *_: None) == []
+    assert pauses == [0.5, 2.0]
     assert calls == [7, 7, 7]
 
     def broken(order: int) -> int:
         raise OSError(28, "No space left on device")
 
-    (failure,) = InProcess().run(broken, [1], lambda *_: None)
+    (failure,) = InProcess().run(broken, [1, 2], lambda *_: None)  # the second is not begun
     assert "No space left on device" in failure.error
+    assert failure.kind == "storage"

@@ -1,0 +1,57 @@
+"""A stage that some documents are too much for: what it does to them stands in their text."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.stages.documents import Batch, Measure, Result, Rule, Settings, judge, log_edges, with_columns
+
+
+def kill(order: Any) -> None:
+    """Work that always ends its process."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Fragile(Settings):
+    """Measures length; dies of KILL, CRASH, HANG, HOG and RAISE. Drops texts under `min_chars`."""
+
+    name: ClassVar[str] = "fragile"
+    version: ClassVar[int] = 1
+    needs: ClassVar[tuple[str, ...]] = ("text",)
+    adds: ClassVar[Mapping[str, pa.DataType]] = {"fragile.chars": pa.float64()}
+    measures: ClassVar[tuple[Measure, ...]] = (Measure("fragile.chars", "characters", log_edges(1, 1e6)),)
+    min_chars: int = 8
+    healed: bool = False
+    without_effect: ClassVar[tuple[str, ...]] = ("healed",)
+
+    def rules(self) -> tuple[Rule, ...]:
+        return (Rule("too_few_chars", "fragile.chars", at_least=self.min_chars),)
+
+    def __call__(self, batch: Batch) -> Result:
+        texts = batch["text"].to_pylist()
+        for text in texts:
+            if not self.healed:
+                self._suffer(text)
+        chars = pa.array(np.array([len(text) for text in texts], np.float64))
+        return judge(with_columns(batch, {"fragile.chars": chars}), self.rules())
+
+    def _suffer(self, text: str) -> None:
+        if "KILL" in text:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if "CRASH" in text:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if "HANG" in text:  # a pattern that backtracks for ever, in C and with the interpreter's lock
+            re.match(r"(a+)+$", "a" * 64 + "b")
+        if "HOG" in text:
+            hog = np.ones(150_000_000)  # 1.2 GB
+            while hog.sum():
+                pass
+        if "RAISE" in text:
+            raise ValueError("no such luck")
