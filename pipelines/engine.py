@@ -269,9 +269,9 @@ class _Pass:
             return
         lost = future.status == "cancelled"
         error = None if lost else future.exception()
-        piece.futures.remove(future)
-        future.release()
-        if piece.futures:  # its copy is still at work
+        if future is not piece.futures[0]:  # the copy failed, for example with its worker: the first is at work
+            piece.futures.remove(future)
+            future.release()
             return
         self._land(piece)
         if lost or type(error).__name__ == "KilledWorker":

@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from gristmill.pipelines import recipe as recipes
-from gristmill.pipelines.faults import Failed
+from gristmill.pipelines.faults import Failed, FailedShard
 from gristmill.pipelines.lock import holder_of, is_stale, read_driver
 from gristmill.pipelines.open_run import TOKENS, Run, open_run
 from gristmill.pipelines.plan import Plan, make_plan
@@ -97,7 +97,10 @@ class Looking:
         todo = [(s.segment.folder, ", ".join(u.heading for u in s.segment.uses), s.shards) for s in plan.segments]
         if plan.tokenizer is not None:
             todo.append((TOKENS, "tokenize", plan.tokens))
-        rows, books, lost, given_up = [], [], set[int](), []
+        rows: list[SegmentStatus] = []
+        books: list[ShardLedger] = []
+        lost: set[int] = set()
+        given_up: list[FailedShard] = []
         for folder, stages, keys in todo:
             pairs = list(zip(plan.shards, keys, strict=True))
             done = {shard.index: found for shard, key in pairs if (found := self._ledger(folder, shard, key))}

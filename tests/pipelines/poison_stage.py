@@ -55,3 +55,28 @@ class Fragile(Settings):
                 pass
         if "RAISE" in text:
             raise ValueError("no such luck")
+
+
+def flaky(folder: str) -> str:
+    """Fails twice with an error of the storage, as a count of files says."""
+    before = len(os.listdir(folder))
+    open(os.path.join(folder, str(before)), "w").close()
+    if before < 2:
+        raise ConnectionResetError("the storage is away")
+    return f"attempt {before + 1}"
+
+
+def twice(order: tuple[str, bool]) -> str:
+    """The first attempt ends only when a copy of it was begun."""
+    marker, is_copy = order
+    if is_copy:
+        open(marker, "w").close()
+        return "copy"
+    while marker and not os.path.exists(marker):
+        os.sched_yield()
+    return "first"
+
+
+def full(order: int) -> int:
+    """A disk without room."""
+    raise OSError(28, "No space left on device")
