@@ -11,6 +11,7 @@ first to end counts: both write the same bytes.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import queue
 import statistics
@@ -55,7 +56,7 @@ class Failure:
 class Care:
     """How an engine treats the pieces of one kind."""
 
-    isolate: bool = False  # the function works in a child as well: it asks a `Guard`
+    guarded: bool = False  # the function asks a `Guard`: documents that kill are found, and a step has a time limit
     copy: Callable[[Any], Any] | None = None  # the order for a second attempt beside the first; None: never
 
 
@@ -77,6 +78,9 @@ class Engine(Protocol):
 
     @property
     def dashboard(self) -> str | None: ...
+
+    @property
+    def cut_short(self) -> int: ...
 
     def run(
         self, function: Callable[[Any], Any], orders: Sequence[Any], done: Done, care: Care = ...
@@ -107,6 +111,7 @@ class InProcess:
 
     workers = 1
     dashboard = None
+    cut_short = 0
 
     def __init__(self, pause: Callable[[float], None] = time.sleep) -> None:
         self._pause = pause
@@ -158,6 +163,7 @@ class OnDask:
         self._client = client
         self.dashboard = str(client.dashboard_link) if client.dashboard_link else None
         self.timeout_s, self.straggler_s, self.pauses_s = timeout_s, straggler_s, pauses_s
+        self.cut_short = 0  # attempts that may have left half-written files: killed, or overtaken
         self._current: _Pass | None = None
 
     @property
@@ -250,8 +256,8 @@ class _Pass:
     def _submit(self, piece: _Piece, order: Any = None, **where: Any) -> None:
         order = self._orders[piece.position] if order is None else order
         piece.submitted = time.monotonic()
-        if piece.kills and self._care.isolate:
-            limits = Limits(self._engine.timeout_s, self._memory())
+        if piece.kills:
+            limits = Limits(self._engine.timeout_s if self._care.guarded else math.inf, self._memory())
             future = self._client.submit(isolated, self._function, order, limits, pure=False, **where)
         else:
             timeout_s = self._engine.timeout_s
@@ -276,6 +282,7 @@ class _Pass:
         self._land(piece)
         if lost or type(error).__name__ == "KilledWorker":
             piece.kills += 1
+            self._engine.cut_short += 1
             if piece.kills < KILLS:
                 self._again.append((0.0, piece))
                 return
@@ -320,6 +327,7 @@ class _Pass:
         if not at or not others:
             return
         piece.copied = True
+        self._engine.cut_short += 1
         self._submit(piece, self._care.copy(self._orders[piece.position]), workers=others)
 
     def _memory(self) -> int | None:

@@ -118,8 +118,14 @@ class RunLock:
         self._local = isinstance(self._fs, LocalFileSystem)
 
     def __enter__(self) -> RunLock:
-        if not self._create():
-            self._take_over()
+        try:
+            if not self._create():
+                self._take_over()
+        except OSError as error:
+            raise LockError(
+                f"{self.path} cannot be written: {type(error).__name__}: {error}. Every run begins with this file. "
+                "Make room there, or give the permission to write, or choose another folder with --out."
+            ) from error
         self._thread.start()
         return self
 

@@ -17,7 +17,7 @@ from gristmill.pipelines.plan import make_plan
 from gristmill.pipelines.progress import Display
 from gristmill.pipelines.recipe import Recipe, RecipeError
 from gristmill.pipelines.report.write import write_report
-from gristmill.pipelines.run import Options, announce, pieces_left, run
+from gristmill.pipelines.run import Options, announce, pieces_left, run, storage_faults
 from gristmill.pipelines.tables import console, funnel_table, plain_table
 from gristmill.stages.shards import exists, join
 
@@ -35,7 +35,7 @@ def main_job(recipe_path: str, out: str | None, options: Options, *, as_json: bo
     recipe = recipes.load(recipe_path)
     folder = run_folder(recipe, out)
     ranking: dict[str, Any] | None = None
-    with RunLock(folder) as lock, Display(as_json=as_json) as display:
+    with RunLock(folder) as lock, storage_faults(folder), Display(as_json=as_json) as display:
         announce(lock, display)
         outcome = run(recipe, folder, options, display, lock)
         changed = outcome.done > 0

@@ -26,6 +26,7 @@ from gristmill.stages.documents import REASONS, Batch, Result, with_columns
 from gristmill.stages.shards import exists, join, publish_bytes, read_bytes
 
 REASON = "poison"
+IS_DROPPED = f"dropped as {REASON}"
 MAX_POISON = 20  # documents of a shard; more, and it is the stage that is broken, not the documents
 READ, WRITE, REMOVALS = "read", "write", "removals"  # what a worker does besides its stages
 
@@ -163,7 +164,7 @@ class Guard:
         if self._found:
             save(path_of(self._order), self._found)
         return [
-            f"{self._order.shard.path}: document {one.doc_id} dropped as {REASON} by stage {one.stage}: {one.error}"
+            f"{self._order.shard.path}: document {one.doc_id} {IS_DROPPED} by stage {one.stage}: {one.error}"
             for one in (*self._known, *self._found)
             if one.doc_id
         ]

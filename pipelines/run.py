@@ -44,7 +44,7 @@ from gristmill.tokenize.shards import ShardInfo
 from gristmill.tokenize.write import write_manifest
 
 SEGMENT_FOLDER = re.compile(r"^\d{2}-[a-z0-9_]+$")
-ALONE = Care(isolate=True, copy=lambda order: replace(order, is_copy=True))  # of a shard by itself
+ALONE = Care(guarded=True, copy=lambda order: replace(order, is_copy=True))  # of a shard by itself
 PART = re.compile(r"^(part|holdout)-\d+$")
 
 
@@ -80,7 +80,7 @@ def run(recipe: Recipe, out: str, options: Options, display: Display, lock: RunL
     Raises SettingsError, InputError and LockError before any work, RunError when pieces were given up: it names each
     of them.
     """
-    with RunLock(out) if lock is None else nullcontext(lock) as held, _storage(out):
+    with RunLock(out) if lock is None else nullcontext(lock) as held, storage_faults(out):
         if lock is None:
             announce(held, display)
         return _run(recipe, out, options, display, held)
@@ -93,7 +93,7 @@ def announce(lock: RunLock, display: Display) -> None:
 
 
 @contextmanager
-def _storage(out: str) -> Iterator[None]:
+def storage_faults(out: str) -> Iterator[None]:
     """A storage that takes no more is one message, wherever the driver notices it."""
     try:
         yield
@@ -130,6 +130,8 @@ def _run(recipe: Recipe, out: str, options: Options, display: Display, lock: Run
         runner.segments()
         runner.tokens()
         runner.end()
+    if engine.cut_short:
+        remove_leftovers(out)
     return outcome
 
 
@@ -280,7 +282,7 @@ class _Runner:
             upstream = folder
 
     def end(self) -> None:
-        """Raises RunError with the list when shards are missing. Says which documents were dropped as poison."""
+        """Raises RunError with the list when shards are missing."""
         if self.missing:
             raise RunError(self._given_up(""))
 
@@ -306,6 +308,9 @@ class _Runner:
                 self.lock.check()
                 self.outcome.done += 1
                 phase.advance(**count(result))
+                for line in result.get("problems", ()):
+                    if poison.IS_DROPPED in line:
+                        self.display.say(f"  {line}")
                 if hasattr(orders[position], "shard"):
                     self.failed.clear(_folder(orders[position]), orders[position].shard.part)
 

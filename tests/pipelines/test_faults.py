@@ -79,6 +79,28 @@ def test_a_shard_of_poison_is_set_aside_and_taken_up_again_when_asked(
     assert book.read.documents == 80
 
 
+@pytest.mark.end_to_end
+def test_a_run_on_workers_loses_one_document_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_input(tmp_path / "a", "a0", {17: "KILL"})
+    write_input(tmp_path / "a", "a1", {})
+    recipe = write_recipe(tmp_path, "  - fragile\n  - exact\n")
+    with Display() as display:
+        run(recipes.load(recipe), str(tmp_path / "run"), Options(workers=1), display)
+    shown = capsys.readouterr().err
+    assert "a0.jsonl: document a0-17 dropped as poison by stage fragile: was killed by SIGKILL" in shown
+    assert verify(open_run(tmp_path / "run")) == []
+    book = open_run(tmp_path / "run").stages()["fragile"]
+    assert (book.read.documents, book.kept.documents) == (80, 79)
+    folder = tmp_path / "run/01-fragile"
+    first = {p: p.read_bytes() for kind in ("kept", "dropped") for p in (folder / kind).iterdir()}
+    for ledger in (folder / "ledger").iterdir():
+        ledger.unlink()
+    do(recipe, tmp_path / "run")  # in this process, which the document would kill
+    assert {p: p.read_bytes() for p in first} == first
+
+
 def test_what_needs_all_shards_waits_and_the_rest_goes_on(tmp_path: Path) -> None:
     write_input(tmp_path / "a", "a0", {})
     write_input(tmp_path / "a", "a1", {})

@@ -132,3 +132,9 @@ def test_a_lock_alone_leaves_no_folder(tmp_path: Path) -> None:
     with RunLock(str(tmp_path / "new/run")):
         assert (tmp_path / "new/run" / NAME).exists()
     assert not (tmp_path / "new/run").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_one_message(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(LockError, match=r"file/run/driver\.lock cannot be written: .*--out"):
+        RunLock(str(tmp_path / "file/run")).__enter__()

@@ -36,7 +36,7 @@ SCHEMA = pa.schema(
         *Fragile.adds.items(),
     ]
 )
-ALONE = Care(isolate=True)
+ALONE = Care(guarded=True)
 
 
 def order_of(folder: Path, marks: Mapping[int, str], documents: int = 300, index: int = 0, **stage: Any) -> Any:
