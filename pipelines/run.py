@@ -234,7 +234,8 @@ class _Runner:
             raise RunError(
                 f"{len(failures):,} of {len(orders):,} pieces of {name} were given up; the others are done:\n  "
                 + "\n  ".join(listed[:20])
-                + "\nMend the cause and run the same command again; only what is missing is done."
+                + "\nMend the cause and run the same command again; only what is missing is done. (With "
+                "`unreadable: count` in the recipe, a file that cannot be read is a failed document of the books.)"
             )
 
     def _models(self, segment: SegmentPlan, upstream: str | None) -> None:
@@ -291,6 +292,7 @@ class _Runner:
                 max_chars=self.plan.recipe.max_chars,
                 sample_per_reason=self.plan.recipe.sample_per_reason,
                 removals_share=self.plan.recipe.removals_share,
+                count_unreadable=self.plan.recipe.unreadable == "count",
             )
             for shard, key in zip(self.plan.shards, segment.shards, strict=True)
             if not ledger_done(self.out, folder, shard, key)

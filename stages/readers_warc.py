@@ -147,6 +147,7 @@ def _settle(reading: Reading, record: Record, outcome: Outcome) -> Iterator[Batc
             outcome.metadata,
             None,
             None,
+            record.position,
             *outcome.row,
         )
         yield from reading.keep(row, outcome.weight)
