@@ -594,6 +594,11 @@ DAMAGE = {  # name: (data, ids kept, failed)
         {"wrong_length": 1},
     ),
     "length too long": (frames(record(8, length=500), record(3), record(4)), ["3", "4"], {"wrong_length": 1}),
+    "length over all that follows": (
+        frames(record(1), record(8, length=9999), record(3)),
+        ["1", "3"],
+        {"wrong_length": 1},
+    ),
     "length too long, plain": (record(8, length=320) + record(3) + record(4), ["4"], {"wrong_length": 1}),
     "length twice too short": (
         b"".join([record(1), record(8, length=20), record(3), record(9, length=20), record(5)]),
