@@ -228,7 +228,10 @@ def _tables() -> dict[str, tuple[bytes, Expected]]:
         "cut.parquet": (whole[:-30], Expected(lost={"unreadable": 1}, problem="not a whole Parquet file")),
         "empty.parquet": (b"", Expected(problem="empty_file")),
         "no rows.parquet": (_parquet(table.slice(0, 0)), Expected()),
-        "cut.arrow": (_arrow(pa.concat_tables([table] * 2))[:-400], Expected(("a", "c", "a#2"), {"no_text": 2, "corrupt": 1})),
+        "cut.arrow": (
+            _arrow(pa.concat_tables([table] * 2))[:-400],
+            Expected(("a", "c", "a#2"), {"no_text": 2, "corrupt": 1}),
+        ),
         "empty.arrow": (b"", Expected(problem="empty_file")),
         "bad rows.csv": (
             b'text,id\none,a\ntwo\n\xff,c\n"open,d\nfive,e\n',
