@@ -400,6 +400,19 @@ def _weighted(hashes, weights, words, total, least, shingles):  # type: ignore[n
 
 
 @njit(nogil=True, cache=True)
+def _fives(hashes, words, shingles):  # type: ignore[no-untyped-def]
+    """`shingle` of 5 words: five products are more than the three of a rolling hash, but need not wait for the run
+    before, so that the compiler makes vectors of them."""
+    count = words - 4
+    first, second, third, fourth, fifth = (hashes[:count], hashes[1:], hashes[2:], hashes[3:], hashes[4:])
+    h = uint64(0)
+    for i in range(count):
+        h = (((first[i] * _GOLDEN + second[i]) * _GOLDEN + third[i]) * _GOLDEN + fourth[i]) * _GOLDEN + fifth[i]
+        shingles[i] = uint32(mix64(h) >> uint64(32))
+    return count, mix64(h)
+
+
+@njit(nogil=True, cache=True)
 def shingle(hashes, weights, words, total, ngram, shingles):  # type: ignore[no-untyped-def]
     """Word hashes -> one hash for each run of `ngram` words; -> (how many, the 64-bit hash of the last run).
 
@@ -417,6 +430,8 @@ def shingle(hashes, weights, words, total, ngram, shingles):  # type: ignore[no-
     if total != WORD * words:
         return _weighted(hashes, weights, words, total, WORD * ngram, shingles)
     size = min(ngram, words)
+    if size == 5:
+        return _fives(hashes, words, shingles)
     leaving = uint64(1)  # GOLDEN ** size, the factor of the word that leaves the run
     h = uint64(0)
     for i in range(size):
