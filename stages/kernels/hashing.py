@@ -13,7 +13,7 @@ from numba import int64, njit, uint64
 from gristmill.stages.kernels.buffers import load8, load64, mix64
 from gristmill.stages.kernels.fold import fold
 from gristmill.stages.kernels.memory import count_points
-from gristmill.stages.kernels.shingles import GROWTH, PADDING, WORD, word_hashes
+from gristmill.stages.kernels.word_hashes import GROWTH, PADDING, WORD, word_hashes
 
 _C1 = uint64(0x87C37B91114253D5)
 _C2 = uint64(0x4CF5AD432745937F)

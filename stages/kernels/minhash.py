@@ -21,7 +21,8 @@ from numba.extending import intrinsic
 
 from gristmill.stages.kernels.buffers import mix64
 from gristmill.stages.kernels.fold import fold
-from gristmill.stages.kernels.shingles import GROWTH, PADDING, WORD, distinct, shingle, word_hashes
+from gristmill.stages.kernels.shingles import distinct, shingle
+from gristmill.stages.kernels.word_hashes import GROWTH, PADDING, WORD, word_hashes
 
 _UNROLL = 4  # permutations that share one pass over the shingles
 _EMPTY = uint32(0xFFFFFFFF)
