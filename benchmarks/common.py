@@ -218,7 +218,7 @@ def in_peer_python(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "texts.jsonl"
         path.write_text("".join(json.dumps(text) + "\n" for text in texts), encoding="utf-8")
-        command = [str(python), str(Path(__file__).with_name(script)), str(path), *more]
+        command = [str(python), str(Path(__file__).parent / script), str(path), *more]
         try:
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         except OSError as error:
