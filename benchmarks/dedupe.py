@@ -18,7 +18,7 @@ take turns with us, round after round.
     dedupe.cluster_10m_gb    the peak of anonymous memory while it ran
 
 To expect on one core of a server of 2024: signatures over 200 MB/s, 8 times rensa, hundreds of times datatrove; exact
-over 1,000 and over 250 MB/s; end to end 25 to 50 MB/s; clustering under 20 s and 2 GB.
+over 1,000 and over 250 MB/s; end to end over 25 MB/s; clustering under 20 s and 2 GB.
 """
 
 from __future__ import annotations
