@@ -1,4 +1,3 @@
-# ruff: noqa: SIM110 - in compiled code a loop is faster than all()
 """Gopher's measures as dolma defines them (dolma 1.2.1, `taggers/gopher.py`, tagger `gopher_v2`).
 
 A word is what `str.split()` gives: a run of characters that are not white space. A line is what

@@ -1,4 +1,4 @@
-# ruff: noqa: PLR1714, SIM110 - in compiled code a chain of comparisons is faster than a set, and a loop than all()
+# ruff: noqa: PLR1714 - in compiled code a chain of comparisons is faster than a set
 """Measures of lines and paragraphs: everything that Gopher and FineWeb ask of them, in one pass over a column.
 
 Two kinds of line. Gopher's bullets and ellipses are counted on the lines of Python's `str.splitlines` (which also ends

@@ -183,7 +183,7 @@ def equal_bytes(p, q, size):  # type: ignore[no-untyped-def]
         if peek64(p) != peek64(q):
             return False
         p, q, size = p + 8, q + 8, size - 8
-    for i in range(size):
+    for i in range(size):  # noqa: SIM110  in compiled code a loop is faster than all()
         if peek8(p + i) != peek8(q + i):
             return False
     return True
