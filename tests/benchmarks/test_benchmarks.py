@@ -20,6 +20,7 @@ MODULES = "argparse asyncio collections csv datetime decimal difflib email enum 
 TINY = {
     "rules": "--mb 0.05 --peer-mb 0.02 --rounds 1 --list-entries 2000 --urls 500",
     "dedupe": "--mb 0.05 --peer-mb 0.02 --rounds 1 --documents 2000 --skip datatrove",
+    "substrings": "--mb 0.2 --rounds 1",
     "models": "--mb 0.03 --rounds 1 --order 2 --prune 0 --buckets 1000",
     "tokens": "--mb 0.05 --vocab 400 --rounds 1 --skip datatrove",
     "loader": "--mb 1 --windows 256 --rounds 1 --skip torch datatrove",
@@ -40,6 +41,10 @@ FIGURES = {  # name -> the peers that must be beside it
         "dedupe.cluster_2000_gb": {None},
         "dedupe.exact_raw": {None},
         "dedupe.exact_normalised": {None},
+    },
+    "substrings": {
+        f"substrings.{name}": {None}
+        for name in "signatures group suffix_array scan scan_repeats edit memory_per_mb".split()
     },
     "models": {"models.kenlm_train": set(), "models.perplexity": {"kenlm"}, "models.classifier": set()},
     "tokens": {
