@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,6 +44,8 @@ from common import (
 from gristmill.stages.kernels import substrings as kernels
 from gristmill.stages.substrings import Substrings
 
+ONE_GROUP = Substrings(group_bytes=2_000_000_000)
+
 
 def joined(texts: list[str]) -> np.ndarray:
     """Texts with separators and padding, as the kernels see them."""
@@ -57,12 +60,13 @@ def scan(text: np.ndarray, order: np.ndarray, sizes: np.ndarray, length: int) ->
     return int(kernels.spans(text, at, sizes, marks, length, counts, nothing, nothing))
 
 
-def growth_mb(corpus: Path, mb: float) -> float:
-    """What this process grows by while it decides over one group."""
-    stage = Substrings()
+def growth_mb(file: str) -> float:
+    """What this process grows by while it decides over the documents of an Arrow file as one group."""
+    stage = ONE_GROUP
     few = batches(["to compile the kernels"])
     stage.cluster([pa.Table.from_batches([stage.sign(few[0])])], few)
-    texts = batches(documents(corpus, mb * 1e6))
+    with pa.OSFile(file) as opened:
+        texts = pa.ipc.open_file(opened).read_all().to_batches()
     signed = [pa.Table.from_batches([stage.sign(b) for b in texts])]
     before = _resident_mb()
     stage.cluster(signed, texts)
@@ -77,7 +81,7 @@ def _resident_mb() -> float:
 def figures(options: argparse.Namespace) -> Iterator[Figure]:
     from pydivsufsort import divsufsort
 
-    stage = Substrings(group_bytes=2_000_000_000)
+    stage = ONE_GROUP
     texts = documents(options.corpus, options.mb * 1e6)
     size, parts = megabytes_of(texts), batches(texts)
     signed = [pa.Table.from_batches([stage.sign(b) for b in parts])]
@@ -101,7 +105,13 @@ def figures(options: argparse.Namespace) -> Iterator[Figure]:
     if not sys.platform.startswith("linux"):
         note("Memory is read from /proc, which this system lacks.")
         return
-    yield Figure("substrings.memory_per_mb", in_own_process(growth_mb, options.corpus, options.mb) / size, "MB")
+    with tempfile.TemporaryDirectory() as folder:
+        file = f"{folder}/texts.arrow"
+        with pa.OSFile(file, "wb") as opened, pa.ipc.new_file(opened, parts[0].schema) as writer:
+            for batch in parts:
+                writer.write_batch(batch)
+        grown = in_own_process(growth_mb, file) * 2**20 / 1e6
+    yield Figure("substrings.memory_per_mb", grown / size, "MB")
 
 
 def main() -> None:

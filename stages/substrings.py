@@ -116,8 +116,8 @@ class Substrings(Settings):
             return "no documents to compare"
         largest = max(memory_bytes(min(size, self.group_bytes), documents) for documents, size in totals)
         return (
-            f"{sum(size for _, size in totals) / 1e6:,.0f} MB of text in {len(groups):,} groups of at most "
-            f"{self.group_bytes / 1e6:,.0f} MB; a worker needs {largest / 1e9:,.2f} GB for one"
+            f"{sum(size for _, size in totals) / 1e6:,.0f} MB of text in groups of at most "
+            f"{self.group_bytes / 1e6:,.0f} MB, {len(groups):,} in all; a worker needs {largest / 1e9:,.2f} GB for one"
         )
 
     def cluster(self, signatures: Sequence[pa.Table], texts: Iterable[Batch]) -> tuple[list[pa.Table], dict[str, int]]:
