@@ -73,6 +73,10 @@ def memory_bytes(text_bytes: int, documents: int) -> int:
     return (text_bytes + documents) * 41 // 8 + documents * BYTES_PER_DOCUMENT
 
 
+def _said(size: int) -> str:
+    return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
+
+
 class Substrings(Settings):
     """Removes or counts spans that occur earlier as well; drops documents that have too little left."""
 
@@ -116,8 +120,8 @@ class Substrings(Settings):
             return "no documents to compare"
         largest = max(memory_bytes(min(size, self.group_bytes), documents) for documents, size in totals)
         return (
-            f"{sum(size for _, size in totals) / 1e6:,.0f} MB of text in groups of at most "
-            f"{self.group_bytes / 1e6:,.0f} MB, {len(groups):,} in all; a worker needs {largest / 1e9:,.2f} GB for one"
+            f"{_said(sum(size for _, size in totals))} of text in groups of at most {_said(self.group_bytes)}, "
+            f"{len(groups):,} in all; a worker needs {_said(largest)} for one"
         )
 
     def cluster(self, signatures: Sequence[pa.Table], texts: Iterable[Batch]) -> tuple[list[pa.Table], dict[str, int]]:

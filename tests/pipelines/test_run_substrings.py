@@ -54,8 +54,10 @@ def cards(run_: Run) -> list[str]:
     return sorted(p.name for p in Path(run_.path).glob("02-substrings/cluster/*.json"))
 
 
-def test_one_copy_a_group_stays_and_the_books_balance(tmp_path: Path) -> None:
+def test_one_copy_a_group_stays_and_the_books_balance(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run_, _ = go(tmp_path / "in", GROUPED, more="  - pii\n")
+    said = " ".join(capfd.readouterr().err.split())
+    assert "02-substrings: 0.0 MB of text in groups of at most 0.0 MB, 2 in all; a worker needs 0.0 MB" in said
     assert verify(run_) == []
     assert sum(SPAN in text for text in texts(run_)) == 2
     assert cards(run_) == ["card.json", "group-00000.json", "group-00003.json"]

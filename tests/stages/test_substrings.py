@@ -242,7 +242,7 @@ def test_groups_follow_from_the_sizes_alone() -> None:
     assert runs([0, 0], 10) == [range(0, 2)]
     assert Substrings(group_bytes=100).groups([(1, 49), (1, 49), (1, 0)]) == [range(0, 2), range(2, 3)]
     said = Substrings(group_bytes=10**6).plan([(1000, 900_000), (1000, 900_000)])
-    assert said == "2 MB of text in groups of at most 1 MB, 2 in all; a worker needs 0.00 GB for one"
+    assert said == "1.8 MB of text in groups of at most 1.0 MB, 2 in all; a worker needs 4.8 MB for one"
     assert Substrings().plan([]) == "no documents to compare"
     assert memory_bytes(8_000, 0) == 41_000
 
