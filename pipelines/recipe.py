@@ -53,6 +53,7 @@ from gristmill.stages.pii import Pii
 from gristmill.stages.readers_common import READ_FIELDS
 from gristmill.stages.refinedweb_lines import RefinedWebLines
 from gristmill.stages.settings_file import SettingsError, SettingsFile, build, nearest, read
+from gristmill.stages.substrings import Substrings
 from gristmill.stages.url import Url
 from gristmill.tokenize.encode import Backend
 from gristmill.tokenize.train import TokenizerSettings
@@ -74,6 +75,7 @@ STAGES: dict[str, Any] = {
     "minhash": MinHash,
     "paragraphs": Paragraphs,
     "lines_across": LinesAcross,
+    "substrings": Substrings,
     "pii": Pii,
     "decontaminate": Decontaminate,
 }
