@@ -95,7 +95,7 @@ class SignOrder:
 
 @dataclass(frozen=True)
 class ClusterOrder:
-    """Decide over the signatures of all shards."""
+    """Decide over the signatures of all shards, or of one group of them."""
 
     out: str
     folder: str
@@ -103,7 +103,17 @@ class ClusterOrder:
     sign_keys: tuple[str, ...]
     key: str
     stage: Any
-    upstream: str = ""  # folder of the segment before: for texts that the figures show
+    upstream: str = ""  # folder of the segment before: for texts, to compare or to show
+    group: int | None = None  # index of the group's first shard, where a stage decides group by group
+
+    @property
+    def card(self) -> str:
+        """The file that says what was decided; published last."""
+        return join(self.out, self.folder, "cluster", card_name(self.group))
+
+
+def card_name(group: int | None) -> str:
+    return "card.json" if group is None else f"group-{group:05d}.json"
 
 
 def parts_of(out: str, folder: str, kind: str, shard: Shard, ending: str) -> str:
@@ -404,7 +414,7 @@ def _empty_batch(path: str, columns: Sequence[str]) -> Batch:
 
 def run_cluster(order: ClusterOrder) -> dict[str, Any]:
     """Decides over all signatures -> the figures. The card with the key is published last."""
-    withdraw(join(order.out, order.folder, "cluster", "card.json"))
+    withdraw(order.card)
     with tempfile.TemporaryDirectory(prefix="gristmill-") as scratch:
         return _clustered(order, scratch)
 
@@ -421,7 +431,10 @@ def _clustered(order: ClusterOrder, scratch: str) -> dict[str, Any]:
                 f"{path} holds signatures of another run or is incomplete. Delete it and run the recipe again."
             )
         tables.append(table)
-    decisions, figures = order.stage.cluster(tables)
+    if order.group is None:
+        decisions, figures = order.stage.cluster(tables)
+    else:
+        decisions, figures = order.stage.cluster(tables, _compared(order))
     if hasattr(order.stage, "illustrate"):
         figures = order.stage.illustrate(figures, partial(_texts, order))
     for shard, table in zip(order.shards, decisions, strict=True):
@@ -434,8 +447,14 @@ def _clustered(order: ClusterOrder, scratch: str) -> dict[str, Any]:
         "documents": sum(t.num_rows for t in tables),
         "seconds": seconds,
     }
-    publish_bytes(join(order.out, order.folder, "cluster", "card.json"), orjson.dumps(card, option=orjson.OPT_INDENT_2))
+    publish_bytes(order.card, orjson.dumps(card, option=orjson.OPT_INDENT_2))
     return card
+
+
+def _compared(order: ClusterOrder) -> Iterator[Batch]:
+    """The texts of all documents of a group, in the order of its signatures."""
+    for shard in order.shards:
+        yield from kept_batches(parts_of(order.out, order.upstream, "kept", shard, "parquet"), ["text"])
 
 
 def _texts(order: ClusterOrder, shard: int, ids: Sequence[str]) -> dict[str, str]:

@@ -78,7 +78,7 @@ class Needs:
     def __get__(self, stage: Any, owner: type) -> tuple[str, ...]:
         columns = ["text", "source", "dump"]
         if stage is not None:
-            keep = getattr(stage, "policy", stage.keep)  # `paragraphs` has both
+            keep = stage.policy if hasattr(stage, "policy") else stage.keep  # `paragraphs` has both
             measure = _KEEP.fullmatch(keep)
             columns += ["date"] if keep == "earliest" else [measure[2]] if measure and measure[2] else []
             columns += ["url"] if getattr(stage, "by", "text") == "url" else []

@@ -1,8 +1,9 @@
 """Everything that the rule stages measure of a text, in one call, remembered for the stages that follow.
 
 Repetition, quality and FineWeb's rules all need the words of a document. When they follow each other in a recipe, the
-second stage gets most of the documents that the first one got. So the figures of the last call are kept, by a hash of
-128 bits of the text, and only documents that are new are split. Nothing depends on it but time.
+second stage gets most of the documents that the first one got. So the figures of the last call of each way to find
+words are kept, by a hash of 128 bits of the text, and only documents that are new are split. Nothing depends on it but
+time.
 """
 
 from __future__ import annotations
@@ -86,13 +87,13 @@ class _Settings:
 
 @dataclass
 class _Memory:
-    settings: _Settings
     with_ngrams: bool
     keys: np.ndarray  # (documents, 2) uint64
     measures: Measures
 
 
-_last = threading.local()  # .memory: _Memory of this thread's last call
+REMEMBERED = 32_768  # documents, of all settings: with limits by language a batch is measured in groups
+_last = threading.local()  # .memories: dict[_Settings, _Memory] of this thread's last calls, the latest last
 
 
 def measure(
@@ -108,9 +109,10 @@ def measure(
     offsets, data = string_views(text)
     keys = np.empty((len(text), 2), np.uint64)
     _text_keys(offsets, data, keys)
-    memory: _Memory | None = getattr(_last, "memory", None)
+    memories: dict[_Settings, _Memory] = _last.__dict__.setdefault("memories", {})
+    memory = memories.get(settings)
     rows = np.full(len(text), -1, np.int64)
-    if memory is not None and memory.settings == settings and (memory.with_ngrams or not with_ngrams):
+    if memory is not None and (memory.with_ngrams or not with_ngrams):
         _look_up(memory.keys, keys, rows)
     new = np.flatnonzero(rows < 0)
     if memory is None or len(new) == len(text):
@@ -125,7 +127,10 @@ def measure(
     # A stage that counts no n-grams must not make the next one forget them.
     complete = with_ngrams or (memory is not None and memory.with_ngrams and len(new) == 0)
     if complete or len(new):
-        _last.memory = _Memory(settings, complete, keys, found)
+        memories.pop(settings, None)
+        memories[settings] = _Memory(complete, keys, found)
+        while len(memories) > 1 and sum(len(m.keys) for m in memories.values()) > REMEMBERED:
+            del memories[next(iter(memories))]
     return found
 
 
@@ -181,7 +186,7 @@ def ratio(count: np.ndarray, of: np.ndarray) -> np.ndarray:
 
 def forget() -> None:
     """Drops what this thread remembers of its last call."""
-    _last.memory = None
+    _last.memories = {}
 
 
 def warm() -> None:

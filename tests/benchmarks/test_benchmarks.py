@@ -20,6 +20,8 @@ MODULES = "argparse asyncio collections csv datetime decimal difflib email enum 
 TINY = {
     "rules": "--mb 0.05 --peer-mb 0.02 --rounds 1 --list-entries 2000 --urls 500",
     "dedupe": "--mb 0.05 --peer-mb 0.02 --rounds 1 --documents 2000 --end-mb 0.05 --end-rounds 1 --skip datatrove",
+    "substrings": "--mb 0.2 --rounds 1",
+    "decontaminate": "--mb 0.05 --peer-mb 0.02 --rounds 1 --ngrams 2000",
     "models": "--mb 0.03 --rounds 1 --order 2 --prune 0 --buckets 1000",
     "tokens": "--mb 0.05 --vocab 400 --rounds 1 --skip datatrove",
     "loader": "--mb 1 --windows 256 --rounds 1 --skip torch datatrove",
@@ -44,6 +46,15 @@ FIGURES = {  # name -> the peers that must be beside it
         "dedupe.end_to_end_minhash": {None},
         "dedupe.exact_raw": {None},
         "dedupe.exact_normalised": {None},
+    },
+    "substrings": {
+        f"substrings.{name}": {None}
+        for name in "signatures group suffix_array scan scan_repeats edit memory_per_mb".split()
+    },
+    "decontaminate": {
+        "decontaminate.lookup": {"datatrove"},
+        "decontaminate.lookup_all": {None},
+        "decontaminate.all": {None},
     },
     "models": {"models.kenlm_train": set(), "models.perplexity": {"kenlm"}, "models.classifier": set()},
     "tokens": {

@@ -372,3 +372,23 @@ def test_measures_are_columns_of_kept_and_dropped(batch_of, english_documents: l
     for part in (result.kept, result.dropped):
         assert part.num_rows
         assert np.isfinite(column(part, "gopher_quality.words")).all()
+
+
+def test_measures_of_several_settings_are_remembered_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with limits by language: groups of a batch with splitters of their own, one stage after the other."""
+    from gristmill.stages.kernels import measures
+
+    split = []
+    every = measures._measure_all
+    monkeypatch.setattr(measures, "_measure_all", lambda *args: split.append(len(args[0]) - 1) or every(*args))
+    measures.forget()
+    text = {"english": pa.array(["one two three"]), "unicode": pa.array(["eins zwei", "drei"])}
+    for _ in range(2):
+        for splitter, texts in text.items():
+            measures.measure(texts, with_ngrams=True, splitter=splitter)
+    assert split == [1, 2]
+    monkeypatch.setattr(measures, "REMEMBERED", 2)
+    for splitter, texts in text.items():
+        measures.measure(pa.concat_arrays([texts, pa.array(["new"])]), with_ngrams=True, splitter=splitter)
+    measures.measure(text["english"], with_ngrams=True)
+    assert split == [1, 2, 1, 3, 1], "one document new; then the others were forgotten, then the first"
