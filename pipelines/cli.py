@@ -337,8 +337,9 @@ def warmup() -> None:
 
 
 def _add_verbs() -> None:
-    from gristmill.pipelines import cli_models, cli_training
+    from gristmill.pipelines import cli_documents, cli_models, cli_training
 
+    cli_documents.register(app)
     cli_models.register(app)
     cli_training.register(app)
 

@@ -20,11 +20,12 @@ from ruamel.yaml import YAML
 from gristmill.pipelines import poison, work
 from gristmill.pipelines.beacon import Beacon
 from gristmill.pipelines.engine import PLAIN, Care, Engine, Failure, open_engine
-from gristmill.pipelines.faults import LASTING, Failed, FailedShard, storage_message
+from gristmill.pipelines.faults import LASTING, storage_message
 from gristmill.pipelines.isolation import TIMEOUT_S
 from gristmill.pipelines.learn import TokenizerOrder, TokensOrder, TrainOrder, run_tokenizer, run_tokens, run_train
 from gristmill.pipelines.listing import frozen
 from gristmill.pipelines.lock import RunLock
+from gristmill.pipelines.missing import MEND, Missing
 from gristmill.pipelines.plan import Plan, SegmentPlan, hash_of, make_plan
 from gristmill.pipelines.progress import Display
 from gristmill.pipelines.recipe import Recipe, StageUse, check, kept_schema, model_of
@@ -231,6 +232,15 @@ def card_key(path: str) -> str | None:
     return str(card.get("key"))
 
 
+def withdraw_cards(folder: str, wanted: Mapping[str, str]) -> None:
+    """Removes the cards of a folder but those that are wanted and carry their key. wanted: path -> key."""
+    fs, inner = filesystem(folder)
+    keep = {path.rsplit("/", 1)[-1] for path, key in wanted.items() if card_key(path) == key}
+    for path in fs.glob(f"{inner}/*.json"):
+        if path.rsplit("/", 1)[-1] not in keep:
+            fs.rm(path)
+
+
 def drop_signatures(segment: SegmentPlan, out: str) -> None:
     """Removes the signatures of a segment that is done, where nobody wants them: its decisions are what counts."""
     gate = segment.segment.gate
@@ -246,11 +256,7 @@ def manifest_key(plan: Plan) -> str:
 
 
 class _Runner:
-    """One pass over a plan.
-
-    A shard that could not be done is left out of the segments after, which go on for the others as far as they look
-    at each document alone. What needs all shards (a global stage, a model, the tokenizer) waits for it.
-    """
+    """One pass over a plan. `missing.py` says how it goes on without shards that could not be done."""
 
     def __init__(
         self,
@@ -265,9 +271,8 @@ class _Runner:
         retry_failed: bool,
     ) -> None:
         self.plan, self.out, self.engine, self.display, self.outcome = plan, out, engine, display, outcome
-        self.beacon, self.lock, self.retry_failed = beacon, lock, retry_failed
-        self.failed = Failed(out)
-        self.missing: dict[int, FailedShard] = {}  # shard index -> why it got no further
+        self.beacon, self.lock = beacon, lock
+        self.missing = Missing(out, len(plan.shards), display.say, retry_failed=retry_failed)
 
     def segments(self) -> None:
         upstream: str | None = None
@@ -284,7 +289,7 @@ class _Runner:
     def end(self) -> None:
         """Raises RunError with the list when shards are missing."""
         if self.missing:
-            raise RunError(self._given_up(""))
+            raise RunError(self.missing.message())
 
     def _work(
         self,
@@ -312,7 +317,7 @@ class _Runner:
                     if poison.IS_DROPPED in line:
                         self.display.say(f"  {line}")
                 if hasattr(orders[position], "shard"):
-                    self.failed.clear(_folder(orders[position]), orders[position].shard.part)
+                    self.missing.done(orders[position].shard, _folder(orders[position]))
 
             failures = sorted(self.engine.run(function, orders, done, care), key=lambda f: f.position)
         for failure in failures:
@@ -324,60 +329,17 @@ class _Runner:
             raise RunError(
                 f"{len(failures):,} of {len(orders):,} pieces of {name} were given up; the others are done:\n  "
                 + "\n  ".join(listed[:20])
-                + "\nMend the cause and run the same command again; only what is missing is done."
+                + f"\n{MEND}"
             )
         for failure in failures:
             order = orders[failure.position]
-            self._miss(order.shard, _folder(order), order.key, failure)
+            self.missing.add(order.shard, _folder(order), order.key, failure)
         return failures
-
-    def _miss(self, shard: Shard, folder: str, key: str, failure: Failure) -> None:
-        record = FailedShard(
-            segment=folder,
-            part=shard.part,
-            path=shard.label,
-            stage=failure.stage,
-            error=failure.error,
-            kind=failure.kind,
-            attempts=failure.attempts,
-            key=key,
-            log=failure.log,
-        )
-        self.failed.add(record)
-        self.missing[shard.index] = record
-
-    def _todo(self, folder: str, shards: Sequence[tuple[Shard, str]]) -> list[tuple[Shard, str]]:
-        """(shard, key) of pieces to do, big ones first, so that there is no long tail; without those that were set
-        aside or got no further in an earlier segment."""
-        todo = []
-        for shard, key in sorted(shards, key=lambda entry: (-entry[0].size, entry[0].index)):
-            record = self.failed.of(folder, shard.part, [key])
-            if shard.index in self.missing:
-                continue
-            if record is not None and record.set_aside and not self.retry_failed:
-                self.missing[shard.index] = record
-                self.display.say(f"  left out, set aside before (--retry-failed takes it up): {record.line()}")
-                continue
-            todo.append((shard, key))
-        return todo
 
     def _wait(self, what: str, indexes: Iterable[int]) -> None:
         """Raises RunError when one of these shards is missing."""
-        if not self.missing.keys().isdisjoint(indexes):
-            raise RunError(self._given_up(f"{what} needs all of them, and waits.\n"))
-
-    def _given_up(self, waiting: str) -> str:
-        lines = []
-        for folder in sorted({record.segment for record in self.missing.values()}):
-            records = [record for record in self.missing.values() if record.segment == folder]
-            lines.append(
-                f"{len(records):,} of {len(self.plan.shards):,} pieces of {folder} were given up; the others are done:"
-            )
-            lines += [f"  {record.line()}" for record in records[:20]]
-        text = "\n".join(lines) + f"\n{waiting}"
-        if any(record.set_aside for record in self.missing.values()):
-            text += f"Details and logs: {self.out}/failed. `--retry-failed` takes up again what was set aside. "
-        return text + "Mend the cause and run the same command again; only what is missing is done."
+        if message := self.missing.held_up(what, indexes):
+            raise RunError(message)
 
     def _models(self, segment: SegmentPlan, upstream: str | None) -> None:
         orders = [
@@ -416,14 +378,45 @@ class _Runner:
             work.SignOrder(
                 self.out, folder, upstream, shard, key, resolved, gate.heading, self._poison(folder, shard, key)
             )
-            for shard, key in self._todo(folder, unsigned)
+            for shard, key in self.missing.left(folder, unsigned)
         ]
         labels = [order.shard.label for order in orders]
         self._work(f"{folder} sign", work.run_sign, orders, labels, _sign_figures, ALONE)
         self._wait(f"{folder} ({gate.heading})", segment.sign)
-        keys = tuple(segment.sign[shard.index] for shard in signed)
-        cluster = work.ClusterOrder(self.out, folder, tuple(signed), keys, str(segment.cluster), resolved, upstream)
-        self._work(f"{folder} cluster", work.run_cluster, [cluster], [f"{folder}/cluster"], _documents)
+        if hasattr(gate.stage, "groups"):
+            self._groups(segment, signed, upstream)
+            return
+        order = self._cluster_order(segment, signed, str(segment.cluster), upstream)
+        self._work(f"{folder} cluster", work.run_cluster, [order], [f"{folder}/cluster"], _documents)
+
+    def _cluster_order(
+        self, segment: SegmentPlan, shards: Sequence[Shard], key: str, upstream: str, group: int | None = None
+    ) -> work.ClusterOrder:
+        assert segment.segment.gate is not None
+        stage, keys = self._resolved(segment.segment.gate), tuple(segment.sign[shard.index] for shard in shards)
+        return work.ClusterOrder(self.out, segment.segment.folder, tuple(shards), keys, key, stage, upstream, group)
+
+    def _groups(self, segment: SegmentPlan, signed: Sequence[Shard], upstream: str) -> None:
+        """Decides group by group, each group in one worker, and sums up."""
+        folder, gate = segment.segment.folder, segment.segment.gate
+        assert gate is not None
+        signs = [orjson.loads(read_bytes(work.parts_of(self.out, folder, "sign", s, "json"))) for s in signed]
+        sizes = [(int(card["rows"]), int(card["bytes"])) for card in signs]
+        groups = [[signed[i] for i in group] for group in gate.stage.groups(sizes)]
+        orders = [self._cluster_order(segment, g, segment.group(g), upstream, g[0].index) for g in groups]
+        # Cards of other groups go first: the decisions that they speak of are about to be replaced.
+        withdraw_cards(join(self.out, folder, "cluster"), {order.card: order.key for order in orders})
+        self.display.say(f"{folder}: {gate.stage.plan(sizes)}")
+        left = [order for order in orders if card_key(order.card) != order.key]
+        labels = [f"{folder}/cluster, {order.shards[0].part} to {order.shards[-1].part}" for order in left]
+        self._work(f"{folder} cluster", work.run_cluster, left, labels, _documents)
+        cards = [orjson.loads(read_bytes(order.card)) for order in orders]
+        figures = {
+            name: sum(card["figures"][name] for card in cards) for name in (cards[0]["figures"] if cards else ())
+        }
+        total = {name: sum(card[name] for card in cards) for name in ("documents", "seconds")}
+        card = {"key": segment.cluster, "figures": figures | {"groups": len(cards)}, **total}
+        publish_bytes(join(self.out, folder, "cluster", work.card_name(None)), orjson.dumps(card))
 
     def _shards(self, segment: SegmentPlan, upstream: str | None) -> None:
         folder = segment.segment.folder
@@ -443,8 +436,9 @@ class _Runner:
                 sample_per_reason=self.plan.recipe.sample_per_reason,
                 removals_share=self.plan.recipe.removals_share,
                 poison=self._poison(folder, shard, key, segment.sign.get(shard.index, "")),
+                count_unreadable=self.plan.recipe.unreadable == "count",
             )
-            for shard, key in self._todo(folder, left)
+            for shard, key in self.missing.left(folder, left)
         ]
         labels = [order.shard.label for order in orders]
         self._work(folder, work.run_shard, orders, labels, _ledger_figures, ALONE)
@@ -492,7 +486,7 @@ class _Runner:
                 encoder=plan.recipe.tokens.encoder,
                 eos_token=plan.recipe.tokenizer.eos_token,
             )
-            for shard, key in self._todo("tokens", left)
+            for shard, key in self.missing.left("tokens", left)
         ]
         labels = [order.shard.label for order in orders]
         self._work("token shards", run_tokens, orders, labels, _ledger_figures)
