@@ -257,8 +257,8 @@ class _Pass:
         order = self._orders[piece.position] if order is None else order
         piece.submitted = time.monotonic()
         if piece.kills:
-            limits = Limits(self._engine.timeout_s if self._care.guarded else math.inf, self._memory())
-            future = self._client.submit(isolated, self._function, order, limits, pure=False, **where)
+            timeout_s = self._engine.timeout_s if self._care.guarded else math.inf
+            future = self._client.submit(in_child, self._function, order, timeout_s, pure=False, **where)
         else:
             timeout_s = self._engine.timeout_s
             future = self._client.submit(watched, self._function, order, timeout_s, pure=False, **where)
@@ -330,10 +330,13 @@ class _Pass:
         self._engine.cut_short += 1
         self._submit(piece, self._care.copy(self._orders[piece.position]), workers=others)
 
-    def _memory(self) -> int | None:
-        """Bytes that a child may use: what the smallest worker has."""
-        found = [info["memory_limit"] for info in self._client.scheduler_info(n_workers=-1)["workers"].values()]
-        return int(min(found) * MEMORY_SHARE) if found and min(found) else None
+
+def in_child(function: Callable[[Any], Any], order: Any, timeout_s: float) -> Any:
+    """On a worker: the function on the order in a child process, which may use what the worker may."""
+    from distributed import get_worker
+
+    limit = get_worker().memory_manager.memory_limit
+    return isolated(function, order, Limits(timeout_s, int(limit * MEMORY_SHARE) if limit else None))
 
 
 def straggling(pieces: Any, seconds: Sequence[float], now: float, least_s: float) -> list[Any]:

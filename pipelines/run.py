@@ -299,13 +299,13 @@ class _Runner:
         labels: Sequence[str],
         count: Any,
         care: Care = PLAIN,
-    ) -> list[Failure]:
-        """Does orders on the engine, with a row of the display -> those given up.
+    ) -> None:
+        """Does orders on the engine, with a row of the display. Shards that were given up are `missing` afterwards.
 
         Raises RunError when the storage takes no more, and when pieces that are no shards were given up.
         """
         if not orders:
-            return []
+            return
         with self.display.phase(name, len(orders)) as phase:
             self.beacon.show(phase, labels)
 
@@ -319,7 +319,7 @@ class _Runner:
                 if hasattr(orders[position], "shard"):
                     self.missing.done(orders[position].shard, _folder(orders[position]))
 
-            failures = sorted(self.engine.run(function, orders, done, care), key=lambda f: f.position)
+            failures: list[Failure] = sorted(self.engine.run(function, orders, done, care), key=lambda f: f.position)
         for failure in failures:
             if failure.kind == "storage":
                 raise RunError(storage_message(self.out, f"{labels[failure.position]}: {failure.error}"))
@@ -334,7 +334,6 @@ class _Runner:
         for failure in failures:
             order = orders[failure.position]
             self.missing.add(order.shard, _folder(order), order.key, failure)
-        return failures
 
     def _wait(self, what: str, indexes: Iterable[int]) -> None:
         """Raises RunError when one of these shards is missing."""

@@ -12,6 +12,7 @@ import orjson
 import pytest
 
 from gristmill.pipelines import recipe as recipes
+from gristmill.pipelines.cli import main
 from gristmill.pipelines.lock import LockError, RunLock
 from gristmill.pipelines.open_run import open_run
 from gristmill.pipelines.progress import Display
@@ -151,6 +152,9 @@ def test_a_second_driver_does_nothing(tmp_path: Path) -> None:
     with RunLock(str(tmp_path / "run")):
         with pytest.raises(LockError, match=f"process {os.getpid()} on "):
             do(recipe, tmp_path / "run")
+        with pytest.raises(SystemExit) as ended:
+            main(["run", str(recipe), "--out", str(tmp_path / "run"), "--debug"])
+        assert ended.value.code == 1
         assert [p.name for p in (tmp_path / "run").iterdir()] == ["driver.lock"]
     do(recipe, tmp_path / "run")
     assert not (tmp_path / "run/driver.lock").exists()
