@@ -276,8 +276,9 @@ def warmup() -> None:
 
 
 def _add_verbs() -> None:
-    from gristmill.pipelines import cli_models, cli_training
+    from gristmill.pipelines import cli_download, cli_models, cli_training
 
+    cli_download.register(app)
     cli_models.register(app)
     cli_training.register(app)
 
@@ -312,7 +313,7 @@ def _exit_code(error: Exception) -> int | None:
     failed: tuple[type[Exception], ...] = ()
     names: dict[str, Any] = sys.modules
     for module, name, is_asked in (
-        ("gristmill.pipelines.listing", "InputError", True),
+        ("gristmill.pipelines.downloads", "InputError", True),
         ("gristmill.pipelines.open_run", "RunError", True),
         ("gristmill.pipelines.engine", "EngineError", False),
         ("gristmill.pipelines.run", "RunError", False),

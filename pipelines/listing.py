@@ -12,26 +12,23 @@ from typing import Any
 import orjson
 import pyarrow.parquet as pq
 
+from gristmill.pipelines.downloads import InputError, downloaded
 from gristmill.pipelines.recipe import Recipe, Source
 from gristmill.stages.readers import detect_format
 from gristmill.stages.shards import Shard, exists, filesystem, join, publish_bytes, read_bytes
-
-MAGIC = "*?["
-
-
-class InputError(ValueError):
-    """The input of a run is not there, or not what it was."""
+from gristmill.stages.stores import explained, matching, stamp_of
 
 
-def list_shards(recipe: Recipe) -> list[Shard]:
+def list_shards(recipe: Recipe, out: str = "") -> list[Shard]:
     """Looks at the storage now: the files of every source in the recipe's order, sorted by path, as shards.
 
-    Raises InputError for a pattern that matches nothing and for a file named twice.
+    out: the run folder, where downloads lie. Raises InputError for a pattern that matches nothing, for a file named
+    twice, and for a download that is not complete.
     """
     shards: list[Shard] = []
     seen: dict[str, str] = {}
     for source, settings in recipe.sources.items():
-        for path, name in _files(source, settings):
+        for path, name in _files(source, settings, out):
             if path in seen:
                 raise InputError(
                     f"{path} belongs to source `{seen[path]}` and to source `{source}`: its documents would be "
@@ -42,40 +39,34 @@ def list_shards(recipe: Recipe) -> list[Shard]:
     return shards
 
 
-def _files(source: str, settings: Source) -> Iterable[tuple[str, str]]:
+def _files(source: str, settings: Source, out: str) -> Iterable[tuple[str, str]]:
     """(path, name below the fixed part of its pattern), sorted by path."""
-    patterns = [settings.files] if isinstance(settings.files, str) else settings.files
+    if settings.download is not None:
+        return downloaded(source, settings.download, out)
+    patterns = [settings.files] if isinstance(settings.files, str) else settings.files or []
     found: dict[str, str] = {}
     for pattern in patterns:
-        fs, inner = filesystem(pattern)
-        if any(char in inner for char in MAGIC):
-            paths = [path for path in fs.glob(inner) if not fs.isdir(path)]
-        elif fs.isdir(inner):
-            paths = [path for path in fs.find(inner) if not path.rsplit("/", 1)[-1].startswith(".")]
-        else:
-            paths = [inner] if fs.exists(inner) else []
-        if not paths:
+        with explained(pattern, "listed"):
+            matched = matching(pattern)
+        if not matched:
             raise InputError(f"Source `{source}`: no file matches {pattern}. Check `files` in the recipe.")
-        fixed = inner
-        for char in MAGIC:
-            fixed = fixed.split(char)[0]
-        base = fixed.rsplit("/", 1)[0] if fixed != inner or inner in paths else inner.rstrip("/")
-        for path in paths:
-            found[fs.unstrip_protocol(path) if "://" in pattern else path] = path[len(base) :].lstrip("/")
+        found |= matched
     return sorted(found.items())
 
 
 def _cut(recipe: Recipe, source: str, settings: Source, path: str, name: str, index: int) -> list[Shard]:
-    fs, inner = filesystem(path)
-    info = fs.info(inner)
-    stamp = info.get("ETag") or info.get("etag") or info.get("mtime") or info.get("LastModified") or ""
+    with explained(path, "listed"):
+        fs, inner = filesystem(path)
+        info = fs.info(inner)
+    if info.get("size") is None:
+        raise InputError(f"{path}: its server does not say how long it is. Download it (`stream: false`).")
     fields: dict[str, Any] = {
         "source": source,
         "path": path,
         "name": name,
         "format": settings.format or detect_format(path),
         "size": int(info["size"]),
-        "stamp": str(stamp),
+        "stamp": stamp_of(info),
         "dump": settings.dump,
     }
     if fields["format"] != "parquet" or fields["size"] <= recipe.shard_bytes:
@@ -98,7 +89,7 @@ def frozen(recipe: Recipe, out: str, *, refresh: bool = False) -> list[Shard]:
     Raises InputError when the files are not what they were and `refresh` is not set.
     """
     path = join(out, "inputs.json")
-    now = list_shards(recipe)
+    now = list_shards(recipe, out)
     if exists(path) and not refresh:
         before = [Shard.model_validate(entry) for entry in orjson.loads(read_bytes(path))]
         if before == now:

@@ -4,6 +4,7 @@
     sources:
       web: {files: "crawl/*.warc.gz"}
       books: {files: "books/*.parquet"}
+      crawl: {download: {crawl: CC-MAIN-2024-10, kind: wet, files: 10}}
     models:
       prose: {kenlm: {text: {sources: [books], max_bytes: 20_000_000}, order: 3}}
     stages:
@@ -36,6 +37,7 @@ from gristmill.stages.c4 import C4
 from gristmill.stages.classifier import Classifier
 from gristmill.stages.datatrove import Datatrove
 from gristmill.stages.documents import BASE_FIELDS, Settings
+from gristmill.stages.download_listing import Download
 from gristmill.stages.exact import Exact
 from gristmill.stages.extract import Extract
 from gristmill.stages.fineweb import FineWeb
@@ -87,9 +89,16 @@ class RecipeError(SettingsError):
 class Source(Settings):
     """Where documents come from."""
 
-    files: str | list[str]  # fsspec paths or globs
+    files: str | list[str] | None = None  # fsspec paths or globs
+    download: Download | None = None  # what to fetch instead; exactly one of the two
     format: str | None = None  # "warc", "wet", "jsonl", "parquet"; by the file name where not given
     dump: str | None = None  # name of the crawl, for dedupe within a dump
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Source:
+        if (self.files is None) == (self.download is None):
+            raise ValueError("a source has `files`, or a `download`; exactly one of them.")
+        return self
 
 
 class StageUse(Settings):
