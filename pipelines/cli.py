@@ -320,6 +320,7 @@ def _exit_code(error: Exception) -> int | None:
         ("gristmill.stages.kneser_ney", "ModelError", False),
         ("gristmill.stages.ledger", "LedgerError", False),
         ("gristmill.stages.shards", "ShardError", False),
+        ("gristmill.stages.stores", "StoreLost", False),
         ("gristmill.tokenize.shards", "TokenError", False),
         ("gristmill.trainer.config", "TrainError", False),
     ):

@@ -162,7 +162,7 @@ class PatientFile(io.RawIOBase):
         path: str,
         opening: Callable[[], IO[bytes]],
         attempts: int = ATTEMPTS,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], None] | None = None,
     ) -> None:
         super().__init__()
         self._path, self._opening, self._at = path, opening, 0
@@ -170,7 +170,7 @@ class PatientFile(io.RawIOBase):
             stop=tenacity.stop_after_attempt(attempts),
             wait=tenacity.wait_random_exponential(multiplier=1, max=30),
             retry=tenacity.retry_if_exception(passing),
-            sleep=sleep,
+            sleep=sleep or (lambda seconds: time.sleep(seconds)),
         )
         self._file: Any = None
         self._size = self._retried(lambda file: file.seek(0, 2))

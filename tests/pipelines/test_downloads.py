@@ -22,7 +22,10 @@ from gristmill.pipelines.progress import Display
 from gristmill.pipelines.run import Options, Outcome, run
 from gristmill.stages.download_http import DownloadError
 from gristmill.stages.download_listing import Download
+from gristmill.stages.ledger import StageLedger
+from gristmill.stages.readers import detect_format, read_batches
 from gristmill.stages.settings_file import SettingsError
+from gristmill.stages.shards import Shard, ShardError
 
 RECIPE = """
 name: fetched
@@ -89,6 +92,32 @@ def test_streaming_keeps_no_copy_and_gives_the_same(site: Site, tmp_path: Path) 
     site.etag = '"two"'
     with pytest.raises(InputError, match="2 changed"):
         do(recipe, tmp_path / "stream")
+
+
+@pytest.mark.parametrize("path", ["docs/part-0.warc.gz", "readmes/part-0.jsonl.zst", "code/part-0.parquet"])
+@pytest.mark.parametrize("faults", [["503", "truncated"], ["reset", "500", "truncated"]])
+def test_a_stream_that_breaks_is_read_on(
+    site: Site, crawl: Path, path: str, faults: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    site.files["/" + path] = (crawl / path).read_bytes()
+
+    def read(place: str, etag: str) -> tuple[list[object], StageLedger]:
+        account, problems = StageLedger(stage="read"), []
+        kind = detect_format(path)
+        shard = Shard(index=0, source="s", path=place, name=path, format=kind, size=1, stamp=etag)
+        rows = [row for batch in read_batches(shard, account, problems) for row in batch.to_pylist()]
+        assert problems == []
+        return rows, account
+
+    expected, books = read(str(crawl / path), "")
+    site.faults = list(faults)
+    got, streamed = read(f"{site.address}/{path}", site.etag or "")
+    assert site.faults == []
+    assert got == expected
+    assert (streamed.read, streamed.kept) == (books.read, books.kept)
+    with pytest.raises(ShardError, match="was changed since the inputs were listed"):
+        read(f"{site.address}/{path}", '"other"')
 
 
 def test_a_file_that_is_lost_is_fetched_again_alone(site: Site, tmp_path: Path) -> None:
