@@ -188,6 +188,47 @@ def dedupe_audit(
         print(f"Least alike, {similarity:.2f}: {gone} went, {stays} stayed")
 
 
+@app.command(epilog=example("gristmill contamination out/demo/run --tasks eval/arc.jsonl --out contaminated.jsonl"))
+def contamination(
+    corpus: Annotated[str, typer.Argument(metavar="RUN|TOKENS", help="A run folder, or a folder of token shards.")],
+    tasks: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tasks",
+            "--sets",
+            metavar="[NAME=]FILE",
+            help="Evaluation items: JSON lines, text, or a task file of lm-evaluation-harness; can be given again. "
+            "Default: the sets of the run's `decontaminate`.",
+        ),
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option("--out", help="Write the items that were found, one JSON object a line.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say which evaluation items stand in a corpus, and in which documents: what to leave out of a score."""
+    from gristmill.pipelines import contamination as checking
+    from gristmill.pipelines.tables import plain_table
+
+    found = checking.check(corpus, checking.sets_of(tasks or ()))
+    if out is not None:
+        checking.write_items(found, out)
+    if as_json:
+        print(checking.as_json(found))
+        return
+    console().print(plain_table("Evaluation items", checking.COLUMNS, found.rows()))
+    for item in found.worst()[:20]:
+        first = item.examples[0]
+        print(f"{item.item}: {item.documents:,} documents, first {first['doc_id']}: {first['text'][:100]!r}")
+    if len(found.items) > 20:
+        print(f"{len(found.items) - 20:,} more items; --out writes all.")
+    print(f"{found.contaminated:,} of {found.documents:,} documents hold an item.")
+    for entry in found.unchecked[:5]:
+        print(f"Cannot be checked: {entry['item']}: {entry['why']}")
+    if len(found.unchecked) > 5:
+        print(f"{len(found.unchecked) - 5:,} more cannot be checked; --json lists all.")
+
+
 @app.command(epilog=example("gristmill report out/demo/run"))
 def report(
     run_folder: RunArgument,

@@ -20,7 +20,7 @@ from gristmill.pipelines.selection import selection_files
 from gristmill.stages.shards import Shard, exists, filesystem
 from gristmill.stages.stores import stamp_of
 
-FORMAT = 1  # raise it when the files of a run change their form
+FORMAT = 2  # raise it when the files of a run change their form
 
 
 def hash_of(*parts: Any) -> str:
@@ -36,10 +36,15 @@ class SegmentPlan:
     models: dict[str, str]  # name -> key, trained before the segment
     sign: dict[int, str]  # shard index -> key; the shards that its global stage compares
     cluster: str | None  # key of the global stage's decisions
+    deciding: str | None  # what its decisions depend on besides the documents: part of the key of each group's
     shards: tuple[str, ...]  # key of every shard's output
 
     def uses(self, shard: Shard) -> tuple[StageUse, ...]:
         return tuple(use for use in self.segment.uses if use.applies(shard.source))
+
+    def group(self, shards: Sequence[Shard]) -> str:
+        """Key of the decisions over a group of shards, where the global stage decides group by group."""
+        return hash_of("group", self.deciding, [(shard.index, self.sign[shard.index]) for shard in shards])
 
 
 @dataclass(frozen=True)
@@ -66,13 +71,13 @@ def make_plan(recipe: Recipe, shards: Sequence[Shard]) -> Plan:
             if name not in model_keys
         }
         model_keys |= trained
-        sign, cluster = _gate_keys(recipe, segment, shards, keys, model_keys)
+        sign, cluster, deciding = _gate_keys(recipe, segment, shards, keys, model_keys)
         passed = []
         for shard, key in zip(shards, keys, strict=True):
             identities = [_identity(recipe, use, model_keys) for use in segment.uses if use.applies(shard.source)]
             passed.append(hash_of(key, cluster if shard.index in sign else None, identities))
         keys = passed
-        plans.append(SegmentPlan(segment, trained, sign, cluster, tuple(keys)))
+        plans.append(SegmentPlan(segment, trained, sign, cluster, deciding, tuple(keys)))
     tokenizer: str | None = None
     tokens: tuple[str, ...] = ()
     if recipe.tokenizer is not None:
@@ -128,13 +133,16 @@ def _model_identity(recipe: Recipe, name: str) -> tuple[int, list[Any]]:
 
 def _gate_keys(
     recipe: Recipe, segment: Segment, shards: Sequence[Shard], keys: Sequence[str], model_keys: dict[str, str]
-) -> tuple[dict[int, str], str | None]:
+) -> tuple[dict[int, str], str | None, str | None]:
+    """-> keys of the signatures by shard, of the decisions, and what these depend on besides the documents."""
     gate = segment.gate
     if gate is None:
-        return {}, None
+        return {}, None, None
     settings = _settings(recipe, gate, model_keys)
     later = set(getattr(gate.stage, "after_signing", ()))
+    last = set(getattr(gate.stage, "after_clustering", ()))
     name = [gate.key, gate.stage.version]
     signing = [*name, {k: v for k, v in settings.items() if k not in later}, _model_files(recipe, gate.stage)]
     sign = {s.index: hash_of("sign", signing, keys[s.index]) for s in shards if gate.applies(s.source)}
-    return sign, hash_of("cluster", [*name, settings], _foreign_files(recipe, gate.stage), sorted(sign.items()))
+    how = ([*name, {k: v for k, v in settings.items() if k not in last}], _foreign_files(recipe, gate.stage))
+    return sign, hash_of("cluster", *how, sorted(sign.items())), hash_of("deciding", *how)

@@ -36,8 +36,10 @@ from pydantic import ConfigDict, Field, model_validator
 from gristmill.stages.c4 import C4
 from gristmill.stages.classifier import Classifier
 from gristmill.stages.datatrove import Datatrove
+from gristmill.stages.decontaminate import Decontaminate
 from gristmill.stages.documents import BASE_FIELDS, Settings
 from gristmill.stages.download_listing import Download
+from gristmill.stages.evaluation_sets import EvaluationSet, short_form
 from gristmill.stages.exact import Exact
 from gristmill.stages.extract import Extract
 from gristmill.stages.fineweb import FineWeb
@@ -53,6 +55,7 @@ from gristmill.stages.pii import Pii
 from gristmill.stages.readers_common import READ_FIELDS
 from gristmill.stages.refinedweb_lines import RefinedWebLines
 from gristmill.stages.settings_file import SettingsError, SettingsFile, build, nearest, read
+from gristmill.stages.substrings import Substrings
 from gristmill.stages.url import Url
 from gristmill.tokenize.encode import Backend
 from gristmill.tokenize.train import TokenizerSettings
@@ -74,7 +77,9 @@ STAGES: dict[str, Any] = {
     "minhash": MinHash,
     "paragraphs": Paragraphs,
     "lines_across": LinesAcross,
+    "substrings": Substrings,
     "pii": Pii,
+    "decontaminate": Decontaminate,
 }
 MODELS: dict[str, Any] = {"kenlm": KenLM, "fasttext": FastText}
 HTML_COLUMNS = ("html",)  # and those whose name begins so: they end with `extract`
@@ -196,7 +201,45 @@ def load(path: str | Path) -> Recipe:
     data["stages"] = tuple(_stage(entry, i, file) for i, entry in enumerate(stages))
     _check_columns(data["stages"], file)
     data["models"] = {name: _model(name, entry, file) for name, entry in models.items()}
-    return build(Recipe, data, file)
+    return _with_ablation_sets(build(Recipe, data, file), file)
+
+
+def ablation_sets(path: str | Path) -> dict[str, EvaluationSet]:
+    """The evaluation sets that an ablation file names, by name. Raises SettingsError.
+
+    Only this key is read: the rest is the trainer's, and needs its packages. Relative files count from the ablation
+    file's folder.
+    """
+    file = read(path)
+    sets = file.values.get("evaluation_sets") or {}
+    if not isinstance(sets, Mapping):
+        raise RecipeError(f"{file.at(['evaluation_sets'])}: `evaluation_sets` is a mapping from a name to its files.")
+    out = {}
+    for name, entry in sets.items():
+        found = build(EvaluationSet, short_form(entry), file, ["evaluation_sets", name])
+        files = tuple(f if "://" in f else str(Path(path).parent / f) for f in found.files)
+        out[name] = found.model_copy(update={"files": files})
+    return out
+
+
+def _with_ablation_sets(recipe: Recipe, file: SettingsFile) -> Recipe:
+    """The evaluation sets that the recipe's ablation file names come to those of each `decontaminate`."""
+    uses = []
+    for i, use in enumerate(recipe.uses):
+        stage = use.stage
+        if isinstance(stage, Decontaminate):
+            if stage.include_ablation and recipe.ablation is not None:
+                more = ablation_sets(Path(file.path).parent / recipe.ablation.file)
+                stage = stage.model_copy(update={"sets": {**more, **stage.sets}})
+            at = file.at(["stages", i, "decontaminate"])
+            if not stage.sets:
+                raise RecipeError(f"{at}: there is no evaluation set. Name some: `sets: {{name: file.jsonl}}`.")
+            try:
+                stage.files()
+            except SettingsError as error:
+                raise RecipeError(f"{at}: {error}") from None
+        uses.append(use.model_copy(update={"stage": stage}))
+    return recipe.model_copy(update={"stages": tuple(uses)})
 
 
 def _stage(entry: Any, position: int, file: SettingsFile) -> StageUse:

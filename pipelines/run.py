@@ -188,6 +188,15 @@ def card_key(path: str) -> str | None:
     return str(card.get("key"))
 
 
+def withdraw_cards(folder: str, wanted: Mapping[str, str]) -> None:
+    """Removes the cards of a folder but those that are wanted and carry their key. wanted: path -> key."""
+    fs, inner = filesystem(folder)
+    keep = {path.rsplit("/", 1)[-1] for path, key in wanted.items() if card_key(path) == key}
+    for path in fs.glob(f"{inner}/*.json"):
+        if path.rsplit("/", 1)[-1] not in keep:
+            fs.rm(path)
+
+
 def drop_signatures(segment: SegmentPlan, out: str) -> None:
     """Removes the signatures of a segment that is done, where nobody wants them: its decisions are what counts."""
     gate = segment.segment.gate
@@ -276,10 +285,40 @@ class _Runner:
             [order.shard.label for order in orders],
             lambda card: {"documents": card["rows"], "bytes_": card["bytes"]},
         )
-        keys = tuple(segment.sign[shard.index] for shard in signed)
-        stage = self._resolved(gate)
-        cluster = work.ClusterOrder(self.out, folder, tuple(signed), keys, str(segment.cluster), stage, upstream)
-        self._work(f"{folder} cluster", work.run_cluster, [cluster], [f"{folder}/cluster"], _documents)
+        if hasattr(gate.stage, "groups"):
+            self._groups(segment, signed, upstream)
+            return
+        order = self._cluster_order(segment, signed, str(segment.cluster), upstream)
+        self._work(f"{folder} cluster", work.run_cluster, [order], [f"{folder}/cluster"], _documents)
+
+    def _cluster_order(
+        self, segment: SegmentPlan, shards: Sequence[Shard], key: str, upstream: str, group: int | None = None
+    ) -> work.ClusterOrder:
+        assert segment.segment.gate is not None
+        stage, keys = self._resolved(segment.segment.gate), tuple(segment.sign[shard.index] for shard in shards)
+        return work.ClusterOrder(self.out, segment.segment.folder, tuple(shards), keys, key, stage, upstream, group)
+
+    def _groups(self, segment: SegmentPlan, signed: Sequence[Shard], upstream: str) -> None:
+        """Decides group by group, each group in one worker, and sums up."""
+        folder, gate = segment.segment.folder, segment.segment.gate
+        assert gate is not None
+        signs = [orjson.loads(read_bytes(work.parts_of(self.out, folder, "sign", s, "json"))) for s in signed]
+        sizes = [(int(card["rows"]), int(card["bytes"])) for card in signs]
+        groups = [[signed[i] for i in group] for group in gate.stage.groups(sizes)]
+        orders = [self._cluster_order(segment, g, segment.group(g), upstream, g[0].index) for g in groups]
+        # Cards of other groups go first: the decisions that they speak of are about to be replaced.
+        withdraw_cards(join(self.out, folder, "cluster"), {order.card: order.key for order in orders})
+        self.display.say(f"{folder}: {gate.stage.plan(sizes)}")
+        left = [order for order in orders if card_key(order.card) != order.key]
+        labels = [f"{folder}/cluster, {order.shards[0].part} to {order.shards[-1].part}" for order in left]
+        self._work(f"{folder} cluster", work.run_cluster, left, labels, _documents)
+        cards = [orjson.loads(read_bytes(order.card)) for order in orders]
+        figures = {
+            name: sum(card["figures"][name] for card in cards) for name in (cards[0]["figures"] if cards else ())
+        }
+        total = {name: sum(card[name] for card in cards) for name in ("documents", "seconds")}
+        card = {"key": segment.cluster, "figures": figures | {"groups": len(cards)}, **total}
+        publish_bytes(join(self.out, folder, "cluster", work.card_name(None)), orjson.dumps(card))
 
     def _shards(self, segment: SegmentPlan, upstream: str | None) -> None:
         folder = segment.segment.folder

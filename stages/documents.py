@@ -169,6 +169,11 @@ class GlobalStage(Protocol):
 
     A stage that edits documents by what it decided has `apply(batch, decisions) -> (Result, rows met)` of its own
     instead of the join, and its decisions have the columns that it likes beside `doc_id`.
+
+    A stage that compares the texts themselves has `groups(sizes)`, which cuts the shards, of (documents, bytes) each,
+    in rows of neighbours, and `plan(sizes)`, which says in words what that will take. Its `cluster(signed, texts)` is
+    called once a group, in a worker of its own, with batches of the texts of the group's documents in order; it gives
+    figures that are sums. Settings that its decisions do not depend on are named by `after_clustering`.
     """
 
     name: ClassVar[str]

@@ -170,7 +170,7 @@ class PatientFile(io.RawIOBase):
             stop=tenacity.stop_after_attempt(attempts),
             wait=tenacity.wait_random_exponential(multiplier=1, max=30),
             retry=tenacity.retry_if_exception(passing),
-            sleep=sleep or (lambda seconds: time.sleep(seconds)),
+            sleep=sleep or time.sleep,
         )
         self._file: Any = None
         self._size = self._retried(lambda file: file.seek(0, 2))

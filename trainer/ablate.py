@@ -5,6 +5,7 @@
     seeds: [1, 2]
     budget_tokens: 400_000                     # each run
     train: {model: 3m, seq_len: 256, batch_windows: 32, ranks: 2}           # `config.TrainConfig`
+    evaluation_sets: {arc: eval/arc.jsonl}     # what the models are compared on later; `decontaminate` takes it out
 
     ranking = ablate(Ablation.load("ablation.yaml"), "out/demo/run/tokens", "out/demo/run/ablation")
 
@@ -48,6 +49,8 @@ class Ablation(Settings):
     train: TrainConfig
     confidence: float = Field(default=0.95, gt=0.5, lt=1)  # of intervals and verdicts
     retries: int = Field(default=1, ge=0)  # of a run that failed for good
+    # Not read here: the stage `decontaminate` of a recipe with this ablation keeps these items out of the corpus.
+    evaluation_sets: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod

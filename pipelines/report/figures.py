@@ -19,6 +19,7 @@ from gristmill.pipelines.open_run import HELD_OUT, INPUT, TOKENS, FunnelRow, Run
 from gristmill.pipelines.removed import languages_of, left_out, removed
 from gristmill.pipelines.report.ablation import ablation
 from gristmill.pipelines.report.charts import bin_positions, value_scale
+from gristmill.pipelines.report.contamination import contamination
 from gristmill.pipelines.report.dedupe import duplicates
 from gristmill.pipelines.report.limits import StageRules, rules_of
 from gristmill.pipelines.report.samples import sample
@@ -55,6 +56,7 @@ def page_data(run: Run, stages: Mapping[str, type]) -> dict[str, Any]:
         "samples": samples.documents,
         "samples_left_out": samples.left_out,
         "scan": _scan(scan(run)),
+        "contamination": contamination(run),
         "models": run.models,
         "clusters": {name: _cluster(run, name, card) for name, card in run.clusters.items()},
         "tokens": _tokens(run),

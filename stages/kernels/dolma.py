@@ -1,4 +1,3 @@
-# ruff: noqa: SIM110 - in compiled code a loop is faster than all()
 """Gopher's measures as dolma defines them (dolma 1.2.1, `taggers/gopher.py`, tagger `gopher_v2`).
 
 A word is what `str.split()` gives: a run of characters that are not white space. A line is what
@@ -17,7 +16,7 @@ import pyarrow as pa
 from numba import int64, njit, uint64
 
 from gristmill.stages.kernels.buffers import mix64, string_views
-from gristmill.stages.kernels.memory import count_points, flags_of, inner, peek8, peek64, point_at
+from gristmill.stages.kernels.memory import count_points, equal_bytes, flags_of, inner, peek8, peek64, point_at
 from gristmill.stages.kernels.unicode import ALPHA, SPACE, TABLES
 
 # Columns of `measure`.
@@ -53,18 +52,6 @@ def _hash(p, end):  # type: ignore[no-untyped-def]
         rest = rest << uint64(8) | uint64(peek8(p))
         p += 1
     return mix64((h ^ rest) * uint64(_MULTIPLIER))
-
-
-@inner
-def _equal(p, q, size):  # type: ignore[no-untyped-def]
-    while size >= 8:
-        if peek64(p) != peek64(q):
-            return False
-        p, q, size = p + 8, q + 8, size - 8
-    for i in range(size):
-        if peek8(p + i) != peek8(q + i):
-            return False
-    return True
 
 
 @inner
@@ -128,7 +115,7 @@ def _count_stop_words(starts, ends, n, stops, stop_offsets):  # type: ignore[no-
             continue
         for k in range(len(stop_offsets) - 1):
             same = stop_offsets[k + 1] - stop_offsets[k] == size
-            if same and _equal(stops + stop_offsets[k], starts[i], size):
+            if same and equal_bytes(stops + stop_offsets[k], starts[i], size):
                 found += 1
                 break
     return found
@@ -172,7 +159,7 @@ def _number(starts, ends, n, hashes, slots, ids, counts):  # type: ignore[no-unt
         while slots[slot] >= 0:
             k = slots[slot]
             same = hashes[k] == h and ends[k] - starts[k] == ends[i] - starts[i]
-            if same and _equal(starts[k], starts[i], ends[i] - starts[i]):
+            if same and equal_bytes(starts[k], starts[i], ends[i] - starts[i]):
                 break
             slot = (slot + 1) & (size - 1)
         if slots[slot] < 0:

@@ -1,4 +1,4 @@
-# ruff: noqa: PLR1714, SIM110 - in compiled code a chain of comparisons is faster than a set, and a loop than all()
+# ruff: noqa: PLR1714 - in compiled code a chain of comparisons is faster than a set
 """Measures of lines and paragraphs: everything that Gopher and FineWeb ask of them, in one pass over a column.
 
 Two kinds of line. Gopher's bullets and ellipses are counted on the lines of Python's `str.splitlines` (which also ends
@@ -17,6 +17,7 @@ from gristmill.stages.kernels.memory import (
     byte_class,
     count_bits,
     count_points,
+    equal_bytes,
     flags_of,
     inner,
     lowest_bit,
@@ -137,18 +138,6 @@ def _hash(p, end):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _equal(p, q, size):  # type: ignore[no-untyped-def]
-    while size >= 8:
-        if peek64(p) != peek64(q):
-            return False
-        p, q, size = p + 8, q + 8, size - 8
-    for i in range(size):
-        if peek8(p + i) != peek8(q + i):
-            return False
-    return True
-
-
-@inner
 def _bytes_pass(start, end, row):  # type: ignore[no-untyped-def]
     """Counts characters, "#", "\\n" and ellipses."""
     chars, hashes, newlines, ellipses = end - start, 0, 0, 0
@@ -224,7 +213,7 @@ def _pieces_pass(start, end, page, table, short_chars, paragraphs, pieces, slots
             while slots[slot] >= 0 and not copy:
                 other = slots[slot]
                 same = pieces[other, 2] == h and int64(pieces[other, 1] - pieces[other, 0]) == p - piece
-                copy = same and _equal(int64(pieces[other, 0]), piece, p - piece)
+                copy = same and equal_bytes(int64(pieces[other, 0]), piece, p - piece)
                 slot = (slot + 1) & mask
             if not copy:
                 slots[slot] = n

@@ -174,3 +174,16 @@ def newline_at(p, end):  # type: ignore[no-untyped-def]
     while p < end and peek8(p) != 10:
         p += 1
     return p
+
+
+@inner
+def equal_bytes(p, q, size):  # type: ignore[no-untyped-def]
+    """Whether `size` bytes at p and at q are the same."""
+    while size >= 8:
+        if peek64(p) != peek64(q):
+            return False
+        p, q, size = p + 8, q + 8, size - 8
+    for i in range(size):  # noqa: SIM110  in compiled code a loop is faster than all()
+        if peek8(p + i) != peek8(q + i):
+            return False
+    return True

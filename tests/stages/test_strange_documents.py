@@ -14,6 +14,7 @@ import pytest
 
 from gristmill.stages.c4 import C4
 from gristmill.stages.classifier import Classifier
+from gristmill.stages.decontaminate import Decontaminate
 from gristmill.stages.documents import Result
 from gristmill.stages.fineweb import FineWeb
 from gristmill.stages.gopher import GopherQuality, GopherRepetition
@@ -44,6 +45,7 @@ STAGES: dict[str, Any] = {
     "normalize": Normalize(ftfy=True),
     "normalize NFKC": Normalize(form="NFKC", max_blank_lines=0),
     "pii": Pii(),
+    "decontaminate": Decontaminate(sets={"this": {"files": __file__, "format": "text"}}, mode="cut"),
     "classifier": None,  # of a model that a fixture trains
     "perplexity": None,
     "perplexity paragraphs": None,
