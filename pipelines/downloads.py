@@ -8,10 +8,10 @@ with the first start: a listing that changes meanwhile changes nothing until `--
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
-from threading import Lock
+from dataclasses import dataclass, field, replace
+from threading import Event, Lock
 from typing import Any
 
 import orjson
@@ -211,17 +211,20 @@ def download(
 
 @dataclass
 class _Meter:
-    """Bytes so far, of all threads."""
+    """Bytes so far, of all threads, and whether they are to stop."""
 
     bytes: int = 0
-    new: int = 0  # of them, those that came over the network
-
-    def __post_init__(self) -> None:
-        self._lock = Lock()
+    stopped: Event = field(default_factory=Event)
+    _lock: Lock = field(default_factory=Lock)
 
     def hear(self, count: int) -> None:
+        if self.stopped.is_set():
+            raise DownloadError("stopped")
         with self._lock:
             self.bytes += count
+
+    def sleep(self, seconds: float) -> None:
+        self.stopped.wait(seconds)
 
 
 def progress_text(received: int, seconds: float, whole_bytes: int, files: int, of_files: int) -> str:
@@ -239,13 +242,14 @@ def _threads(orders: Sequence[FetchOrder], connections: int, phase: Phase, cards
     found = [(i, card) for i, o in enumerate(orders) if (card := found_card(o.wanted, o.folder)) is not None]
     cards.update(found)
     todo = iter([i for i in range(len(orders)) if i not in cards])
-    work: Callable[[FetchOrder], Card] = lambda o: fetch(o.wanted, o.folder, o.policy, Tools(heard=meter.hear))  # noqa: E731
+    tools = Tools(sleep=meter.sleep, heard=meter.hear)
     pool = ThreadPoolExecutor(connections, "download")
     flying: dict[Future[Any], int] = {}
     try:
         while True:
             while len(flying) < connections and (position := next(todo, None)) is not None:
-                flying[pool.submit(work, orders[position])] = position
+                o = orders[position]
+                flying[pool.submit(fetch, o.wanted, o.folder, o.policy, tools)] = position
             if not flying:
                 break
             ended = wait(flying, _POLL_S, FIRST_COMPLETED).done
@@ -261,6 +265,7 @@ def _threads(orders: Sequence[FetchOrder], connections: int, phase: Phase, cards
             text = progress_text(meter.bytes, time.monotonic() - begun, sizes, fresh, len(orders) - len(found))
             phase.to(len(cards), len(orders), text)
     finally:
+        meter.stopped.set()  # Ctrl-C: the threads end with their next block, and what they have is kept
         pool.shutdown(wait=True, cancel_futures=True)
         close_clients()
     phase.bytes = meter.bytes

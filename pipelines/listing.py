@@ -16,7 +16,7 @@ from gristmill.pipelines.downloads import InputError, downloaded
 from gristmill.pipelines.recipe import Recipe, Source
 from gristmill.stages.readers import detect_format
 from gristmill.stages.shards import Shard, exists, filesystem, join, publish_bytes, read_bytes
-from gristmill.stages.stores import explained, matching, stamp_of
+from gristmill.stages.stores import explained, matching, patiently, stamp_of
 
 
 def list_shards(recipe: Recipe, out: str = "") -> list[Shard]:
@@ -57,7 +57,7 @@ def _files(source: str, settings: Source, out: str) -> Iterable[tuple[str, str]]
 def _cut(recipe: Recipe, source: str, settings: Source, path: str, name: str, index: int) -> list[Shard]:
     with explained(path, "listed"):
         fs, inner = filesystem(path)
-        info = fs.info(inner)
+        info = patiently(fs.info, inner)
     if info.get("size") is None:
         raise InputError(f"{path}: its server does not say how long it is. Download it (`stream: false`).")
     fields: dict[str, Any] = {

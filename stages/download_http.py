@@ -19,9 +19,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from gristmill.stages.shards import ShardError, filesystem
-from gristmill.stages.stores import explained, passing, stamp_of
+from gristmill.stages.stores import RETRIED, explained, passing, stamp_of
 
-RETRIED = {403, 408, 425, 429}  # and 5xx. Common Crawl answers 403 to who asks too fast.
 USER_AGENT = "gristmill/0.1 (corpus builder; polite: few connections, backs off)"
 _BLOCK = 4 << 20
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)$")

@@ -17,7 +17,7 @@ from fsspec.implementations.local import LocalFileSystem
 from gristmill.stages.documents import BASE_FIELDS, MAX_BATCH_BYTES, MAX_BATCH_DOCUMENTS, Batch
 from gristmill.stages.ledger import Amount, StageLedger, amount
 from gristmill.stages.shards import Shard, ShardError, filesystem
-from gristmill.stages.stores import PatientFile, stamp_of
+from gristmill.stages.stores import PatientFile, patiently, stamp_of
 
 READ_FIELDS: dict[str, pa.DataType] = {**BASE_FIELDS, "language": pa.string(), "language_score": pa.float64()}
 CONTENT_FIELDS: dict[str, pa.DataType] = {"html": pa.binary(), "html_charset": pa.string(), "text": pa.string()}
@@ -162,7 +162,7 @@ def open_shard(shard: Shard) -> Iterator[IO[bytes]]:
 
 def _unchanged(shard: Shard, fs: Any, inner: str) -> None:
     """Raises ShardError when a file of a store is not the one that was listed: parts of two would be read as one."""
-    info = fs.info(inner)
+    info = patiently(fs.info, inner)
     if shard.stamp and stamp_of(info) != shard.stamp:
         raise ShardError(
             f"{shard.path} was changed since the inputs were listed: {stamp_of(info)} is not {shard.stamp}. Run with "

@@ -35,7 +35,18 @@ MAGIC = "*?["
 MANIFEST_NAME = "_download.json"  # what a download wrote into a folder, beside its files
 _UNFINISHED = re.compile(r"(^|/)\.[^/]*\.(part|tmp)$")
 _STAMPS = ("ETag", "etag", "mtime", "LastModified", "Last-Modified", "last_modified", "updated", "blob_id")
-_NETWORK = ("aiohttp", "botocore", "aiobotocore", "httpx", "httpcore", "gcsfs", "requests", "urllib3")
+RETRIED = {403, 408, 425, 429}  # and 5xx. Common Crawl answers 403 to who asks too fast.
+_NETWORK = (
+    "aiohttp",
+    "botocore",
+    "aiobotocore",
+    "httpx",
+    "httpcore",
+    "gcsfs",
+    "requests",
+    "urllib3",
+    "huggingface_hub",
+)
 _ANONYMOUS = ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError", "TokenRetrievalError")
 _WHERE = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE with ~/.aws, or the machine's role",
@@ -67,15 +78,40 @@ def passing(error: BaseException | None) -> bool:
     """True for errors of a network or a store that another attempt may not meet."""
     if isinstance(error, StoreLost | TimeoutError):
         return True
-    if error is None or isinstance(error, FileNotFoundError | PermissionError | StoreError):
+    if isinstance(error, FileNotFoundError):  # fsspec's, over HTTP, for every status, the true one behind it
+        return type(error.__cause__).__module__.startswith("aiohttp") and passing(error.__cause__)
+    if error is None or isinstance(error, PermissionError | StoreError):
         return False
     if isinstance(error, OSError):
         return True
     kind = type(error)
     if kind.__module__.split(".")[0] not in _NETWORK or kind.__name__ in (*_ANONYMOUS, "NoSuchBucket"):
         return False
-    status = getattr(error, "status", None) or getattr(error, "code", None)
-    return not isinstance(status, int) or status >= 500 or status in (403, 408, 425, 429)
+    status = _status(error)
+    return status is None or status >= 500 or status in RETRIED
+
+
+def _status(error: BaseException) -> int | None:
+    """The HTTP status that an error of a network library carries."""
+    response: Any = getattr(error, "response", None)
+    if isinstance(response, Mapping):  # botocore
+        response = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    for value in (getattr(error, "status", None), getattr(response, "status_code", response)):
+        if isinstance(value, int):
+            return value
+    code = None if hasattr(error, "status") else getattr(error, "code", None)  # gcsfs; aiohttp warns of `code`
+    return code if isinstance(code, int) else None
+
+
+def patiently(act: Callable[..., Any], *arguments: Any) -> Any:
+    """`act(*arguments)`, tried again after errors that pass. Raises the last one."""
+    return tenacity.Retrying(
+        stop=tenacity.stop_after_attempt(ATTEMPTS),
+        wait=tenacity.wait_random_exponential(multiplier=1, max=30),
+        retry=tenacity.retry_if_exception(passing),
+        sleep=time.sleep,
+        reraise=True,
+    )(act, *arguments)
 
 
 @contextmanager
@@ -112,7 +148,7 @@ def _message(path: str, doing: str, error: Exception) -> str | None:
         return f"{path} cannot be {doing}: there are no credentials for {scheme}://.{usual}"
     if isinstance(error, PermissionError):
         return f"{path} cannot be {doing}: permission denied ({error}). Ask for the right to it on {bucket}.{usual}"
-    if isinstance(error, FileNotFoundError):
+    if isinstance(error, FileNotFoundError) and not passing(error):
         what = "bucket" if scheme in ("s3", "gs") else "place"
         return f"{path} cannot be {doing}: there is no {what} {bucket} ({error}). Create it, or mend the path."
     if passing(error):
@@ -260,17 +296,11 @@ def local_copy(path: str) -> str:
 def _copy(path: str, files: list[str], inner: str, target: Path, name: str) -> None:
     fs = filesystem(path)[0]
     scratch = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}.tmp")
-    retrying = tenacity.Retrying(
-        stop=tenacity.stop_after_attempt(ATTEMPTS),
-        wait=tenacity.wait_random_exponential(multiplier=1, max=30),
-        retry=tenacity.retry_if_exception(passing),
-        reraise=True,
-    )
     try:
         for file in files:
             place = Path(join(str(scratch), name) + file[len(inner) :])
             place.parent.mkdir(parents=True, exist_ok=True)
-            retrying(fs.get_file, file, str(place))
+            patiently(fs.get_file, file, str(place))
         try:
             os.rename(scratch, target)
         except OSError:

@@ -29,6 +29,8 @@ class Site:
     etag: str | None = ETAG
     ranges: bool = True
     faults: list[str] = field(default_factory=list)
+    head_faults: list[str] = field(default_factory=list)  # the same for HEAD, which `faults` spares
+    trickling: threading.Event = field(default_factory=threading.Event)  # set: a trickle ends
     headers: dict[str, str] = field(default_factory=dict)
     requests: list[tuple[str, str | None]] = field(default_factory=list)  # path, Range
     peers: set[tuple[str, int]] = field(default_factory=set)  # connections
@@ -43,6 +45,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_HEAD(self) -> None:
         body = self.site.files.get(self.path)
+        if self.site.head_faults:
+            return self.refuse(int(self.site.head_faults.pop(0)), "")
         self.send_response(200 if body is not None else 404)
         self.send_header("Content-Length", str(len(body or b"")))
         self.send_header("Accept-Ranges", "bytes")
@@ -102,6 +106,13 @@ class Handler(BaseHTTPRequestHandler):
             self.connection.setsockopt(*LINGER)
             os.close(self.connection.detach())
             return
+        if fault == "trickle":
+            for i in range(0, len(sent), 100):
+                self.wfile.write(sent[i : i + 100])
+                if site.trickling.wait(0.005):
+                    break
+            self.close_connection = True
+            return
         if fault == "truncated":
             self.wfile.write(sent[: len(sent) // 2])
             self.close_connection = True
@@ -123,6 +134,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield made
+    made.trickling.set()
     download_http.close_clients()
     server.shutdown()
     thread.join()

@@ -18,7 +18,7 @@ from gristmill.pipelines import recipe as recipes
 from gristmill.pipelines.downloads import InputError, Job, downloaded, fetch_job, missing, progress_text
 from gristmill.pipelines.engine import InProcess, OnDask
 from gristmill.pipelines.main_job import dry_run
-from gristmill.pipelines.progress import Display
+from gristmill.pipelines.progress import Display, Phase
 from gristmill.pipelines.run import Options, Outcome, run
 from gristmill.stages.download_http import DownloadError
 from gristmill.stages.download_listing import Download
@@ -82,9 +82,13 @@ def test_a_run_fetches_what_it_needs_once(site: Site, tmp_path: Path, crawl: Pat
     assert kept(tmp_path / "local") == kept(tmp_path / "run")
 
 
-def test_streaming_keeps_no_copy_and_gives_the_same(site: Site, tmp_path: Path) -> None:
+def test_streaming_keeps_no_copy_and_gives_the_same(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     do(write(tmp_path, site), tmp_path / "run")
     recipe = write(tmp_path / "s", site, stream=True)
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    site.head_faults = ["503", "403"]
     assert do(recipe, tmp_path / "stream").done == 2
     assert kept(tmp_path / "stream") == kept(tmp_path / "run") != []
     assert not list((tmp_path / "stream").rglob("*.zst"))
@@ -148,6 +152,24 @@ def test_those_that_fail_are_listed_and_the_others_are_there(site: Site, tmp_pat
     ):
         fetch_job(job, wanted, display)
     assert next(tmp_path.rglob("part-0.jsonl.zst")).read_bytes() == site.files["/r/part-0.jsonl.zst"]
+
+
+def test_who_stops_keeps_what_has_come(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.files, site.faults = {"/big": bytes(10_000_000)}, ["trickle"]
+    settings = Download(urls=f"{site.address}/big")
+    wanted = downloads.chosen(settings, str(tmp_path))
+    calls = []
+
+    def to(_self: Phase, *_arguments: object) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Phase, "to", to)
+    with Display() as display, pytest.raises(KeyboardInterrupt):
+        fetch_job(Job("x", settings, str(tmp_path)), wanted, display)
+    part = next(tmp_path.rglob("*.part"))
+    assert 0 < part.stat().st_size < 10_000_000
 
 
 def test_the_choice_is_frozen_until_it_is_asked_anew(tmp_path: Path) -> None:

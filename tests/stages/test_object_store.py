@@ -208,6 +208,23 @@ def test_reading_is_given_up_in_a_way_that_no_reader_takes_for_damage() -> None:
         pa.CompressedInputStream(pa.PythonFile(body, "r"), "zstd").read(10)
 
 
+def behind(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+def client_error(status: int) -> Exception:
+    import aiohttp
+
+    return aiohttp.ClientResponseError(None, (), status=status)  # type: ignore[arg-type]
+
+
+def boto_error(status: int) -> Exception:
+    from botocore.exceptions import ClientError
+
+    return ClientError({"ResponseMetadata": {"HTTPStatusCode": status}}, "GetObject")
+
+
 @pytest.mark.parametrize(
     ("error", "passes"),
     [
@@ -216,6 +233,11 @@ def test_reading_is_given_up_in_a_way_that_no_reader_takes_for_damage() -> None:
         (StoreLost(), True),
         (httpx.ReadError("x"), True),
         (FileNotFoundError(), False),
+        (behind(FileNotFoundError(), client_error(503)), True),
+        (behind(FileNotFoundError(), client_error(404)), False),
+        (client_error(429), True),
+        (boto_error(503), True),
+        (boto_error(400), False),
         (PermissionError(), False),
         (StoreError("x"), False),
         (ValueError(), False),
