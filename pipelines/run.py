@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 from ruamel.yaml import YAML
 
-from gristmill.pipelines import work
+from gristmill.pipelines import downloads, work
 from gristmill.pipelines.engine import Engine, Failure, open_engine
 from gristmill.pipelines.learn import TokenizerOrder, TokensOrder, TrainOrder, run_tokenizer, run_tokens, run_train
 from gristmill.pipelines.listing import frozen
@@ -34,6 +34,7 @@ from gristmill.stages.shards import (
     read_bytes,
     remove_leftovers,
 )
+from gristmill.stages.stores import check_writable
 from gristmill.tokenize.encode import Encoder
 from gristmill.tokenize.shards import ShardInfo
 from gristmill.tokenize.write import write_manifest
@@ -71,6 +72,8 @@ def run(recipe: Recipe, out: str, options: Options, display: Display) -> Outcome
 
     Raises SettingsError and InputError before any work, RunError when pieces were given up: it names each of them.
     """
+    check_writable(out)
+    downloads.fetch_sources(recipe, out, display, scheduler=options.scheduler, refresh=options.refresh_inputs)
     plan = prepare(recipe, out, refresh_inputs=options.refresh_inputs)
     outcome = Outcome(out)
     left = pieces_left(plan, out)
@@ -168,8 +171,10 @@ def ledger_done(out: str, folder: str, shard: Shard, key: str) -> bool:
         return False
     fs, inner = filesystem(join(out, folder))
     for record in ledger.files:
-        file = f"{inner}/{record.path}"
-        if not fs.exists(file) or fs.size(file) != record.bytes:
+        try:
+            if fs.size(f"{inner}/{record.path}") != record.bytes:
+                return False
+        except FileNotFoundError:
             return False
     return True
 
