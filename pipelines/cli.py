@@ -317,9 +317,10 @@ def warmup() -> None:
 
 
 def _add_verbs() -> None:
-    from gristmill.pipelines import cli_models, cli_training
+    from gristmill.pipelines import cli_models, cli_tokens, cli_training
 
     cli_models.register(app)
+    cli_tokens.register(app)
     cli_training.register(app)
 
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
+from tokenizers import Tokenizer
 
 from gristmill.pipelines.selection import file_batches, select
 from gristmill.pipelines.work import file_record, kept_batches, parts_of, versions, withdraw
@@ -115,6 +117,15 @@ def run_tokenizer(order: TokenizerOrder) -> dict[str, Any]:
     """Trains the tokenizer on the kept texts of every source, in the order of the listing."""
     withdraw(join(order.out, "tokens", "tokenizer_card.json"))
     begun = time.perf_counter()
+    tokenizer = train_on_kept(order)
+    publish_bytes(join(order.out, "tokens", "tokenizer.json"), tokenizer_bytes(tokenizer))
+    card = {"key": order.key, "vocab_size": tokenizer.get_vocab_size(), "seconds": time.perf_counter() - begun}
+    publish_bytes(join(order.out, "tokens", "tokenizer_card.json"), orjson.dumps(card))
+    return card
+
+
+def train_on_kept(order: TokenizerOrder, on_read: Callable[[int], None] | None = None) -> Tokenizer:
+    """A tokenizer of the texts that a segment kept. on_read: told the bytes of text of each batch that was read."""
     by_source: dict[str, list[Shard]] = {}
     for shard in order.shards:
         by_source.setdefault(shard.source, []).append(shard)
@@ -123,16 +134,14 @@ def run_tokenizer(order: TokenizerOrder) -> dict[str, Any]:
         for shard in shards:
             for batch in kept_batches(parts_of(order.out, order.upstream, "kept", shard, "parquet"), ["text"]):
                 yield batch["text"]
+                if on_read is not None:
+                    on_read(int(pc.sum(pc.binary_length(batch["text"])).as_py() or 0))
 
-    tokenizer = train(
+    return train(
         {source: texts(shards) for source, shards in by_source.items()},
         order.settings,
         holdout_share=order.holdout_share,
     )
-    publish_bytes(join(order.out, "tokens", "tokenizer.json"), tokenizer_bytes(tokenizer))
-    card = {"key": order.key, "vocab_size": tokenizer.get_vocab_size(), "seconds": time.perf_counter() - begun}
-    publish_bytes(join(order.out, "tokens", "tokenizer_card.json"), orjson.dumps(card))
-    return card
 
 
 def run_tokens(order: TokensOrder) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from gristmill.stages.shards import (
 )
 from gristmill.tokenize.encode import Encoder
 from gristmill.tokenize.shards import ShardInfo
+from gristmill.tokenize.train import forecast
 from gristmill.tokenize.write import write_manifest
 
 SEGMENT_FOLDER = re.compile(r"^\d{2}-[a-z0-9_]+$")
@@ -363,6 +364,7 @@ class _Runner:
                 shards=plan.shards,
                 holdout_share=plan.recipe.tokens.holdout_share,
             )
+            self.display.say(f"tokenizer: {forecast(self._kept_bytes(folder), plan.recipe.tokenizer)}")
             self._work("tokenizer", run_tokenizer, [order], ["tokenizer"], lambda _: {})
         orders = [
             TokensOrder(
@@ -380,6 +382,15 @@ class _Runner:
         labels = [order.shard.label for order in orders]
         self._work("token shards", run_tokens, orders, labels, _ledger_figures)
         self._manifest()
+
+    def _kept_bytes(self, folder: str) -> int:
+        """UTF-8 bytes of text that a finished segment kept."""
+        total = 0
+        for shard in self.plan.shards:
+            path = work.parts_of(self.out, folder, "ledger", shard, "json")
+            ledger = ShardLedger.opened(read_bytes(path), path)
+            total += ledger.stages[-1].kept.bytes if ledger.stages else 0
+        return total
 
     def _manifest(self) -> None:
         infos: list[ShardInfo] = []
