@@ -22,10 +22,13 @@ import contextlib
 import gzip
 import json
 import multiprocessing
+import os
 import re
 import resource
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -199,6 +202,60 @@ def compared(
         yield Figure(bench, value, unit, name, statistics.median(values), times)
     if not peers:
         yield Figure(bench, value, unit)
+
+
+@contextlib.contextmanager
+def in_peer_python(
+    option: str, python: Path, script: str, texts: list[str], *more: str
+) -> Iterator[tuple[str | None, Callable[[], float]]]:
+    """(its version, a function that does its work on the texts once and gives its CPU seconds), of a peer that another
+    interpreter has: `script`, a file beside this one, is run by it in a process of its own, with a file of JSON
+    strings, one text a line, and `more`. It answers {"version": ...} when it is ready, null where it lacks the peer,
+    and each line of its standard input with {"seconds": ...}.
+
+    option: what named the interpreter. Raises SystemExit where it does not start, or ends.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "texts.jsonl"
+        path.write_text("".join(json.dumps(text) + "\n" for text in texts), encoding="utf-8")
+        command = [str(python), str(Path(__file__).parent / script), str(path), *more]
+        try:
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        except OSError as error:
+            raise SystemExit(f"{python} of {option} cannot be run ({error}).") from error
+        with process:
+            assert process.stdin
+            assert process.stdout
+
+            def answer() -> dict[str, Any]:
+                line = process.stdout.readline()  # type: ignore[union-attr]
+                if not line:
+                    what = more[0] if more else script.removeprefix("peer_").removesuffix(".py")
+                    raise SystemExit(f"{python} of {option} ended. Does it have {what}? See {script}.")
+                found: dict[str, Any] = json.loads(line)
+                return found
+
+            def work() -> float:
+                process.stdin.write("again\n")  # type: ignore[union-attr]
+                process.stdin.flush()  # type: ignore[union-attr]
+                return float(answer()["seconds"])
+
+            yield answer()["version"], work
+            process.stdin.close()
+
+
+@contextlib.contextmanager
+def on_one_core() -> Iterator[None]:
+    """Holds this process, and those that it starts, on one core, so that all peers have the same one."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def in_own_process(function: Callable[..., Any], *parameters: Any) -> Any:

@@ -1,19 +1,24 @@
 """How fast duplicates are found: `python benchmarks/dedupe.py --corpus DIR [--json]`.
 
-DIR holds *.jsonl.gz with {text, id, metadata}. Everything runs on one core, in CPU seconds of the thread; the peers
+DIR holds *.jsonl.gz with {text, id, metadata}. Signing runs on one core, the same for all, in CPU seconds; the peers
 take turns with us, round after round.
 
     dedupe.signatures        MB/s on the documents of --peer-mb: ours, datatrove's signature step (simplify_text, spaCy
-                             words, shingles, signature), datasketch (white-space words, xxh32); 112 permutations
+                             words, shingles, signature), datasketch (white-space words, xxh32), and with
+                             --peer-python those of peer_dedupe.py (rensa, text-dedup, daft); 112 permutations
     dedupe.signatures_all    MB/s of ours on the documents of --mb
     dedupe.exact_raw         MB/s of signing them with by: text
     dedupe.exact_normalised  MB/s of signing them with by: normalized
+    dedupe.end_to_end_*      MB/s and core of a whole run from Parquet to Parquet with the one stage `exact`, `exact` by
+                             words, or `minhash`, on the documents of --end-mb: reading, ids, the copy of the first
+                             segment, signatures, clusters, writing, books; CPU seconds of all threads
     dedupe.cluster_10m_s     wall seconds of MinHash.cluster on 10 million synthetic documents, 14 bands, a fifth of
                              them near copies; other counts by --documents
+    dedupe.cluster_10m_cpu_s CPU seconds of the same, which other work on the machine changes less
     dedupe.cluster_10m_gb    the peak of anonymous memory while it ran
 
-To expect on one core of a server of 2024: signatures over 200 MB/s, hundreds of times datatrove; exact over 1,000 and
-over 300 MB/s; clustering under 20 s and 2 GB.
+To expect on one core of a server of 2024: signatures over 200 MB/s, 8 times rensa, hundreds of times datatrove; exact
+over 1,000 and over 250 MB/s; end to end over 25 MB/s; clustering under 20 s and 2 GB.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -35,13 +41,17 @@ from common import (
     compared,
     documents,
     in_own_process,
+    in_peer_python,
     megabytes_of,
     note,
+    on_one_core,
     peer,
     rounds,
     show,
     speed,
 )
+from dedupe_run import end_to_end
+from peer_dedupe import PEERS
 
 from gristmill.stages.exact import Exact
 from gristmill.stages.minhash import MinHash, band_name
@@ -104,9 +114,9 @@ def synthetic(folder: Path, count: int, bands: int, shards: int = 10) -> None:
                 writer.write_batch(batch.slice(start, 100_000))
 
 
-def cluster(folder: Path) -> tuple[float, float, int]:
-    """Clusters the signatures of a folder, read through memory maps: (wall seconds, peak of anonymous memory in GB,
-    documents removed). In a process of its own, so that nothing else counts as its memory."""
+def cluster(folder: Path) -> tuple[float, float, float, int]:
+    """Clusters the signatures of a folder, read through memory maps: (wall seconds, CPU seconds, peak of anonymous
+    memory in GB, documents removed). In a process of its own, so that nothing else counts as its memory."""
     stage = MinHash()
     peak, done = [0.0], threading.Event()
 
@@ -121,21 +131,22 @@ def cluster(folder: Path) -> tuple[float, float, int]:
     stage.cluster([table.slice(0, 100) for table in tables])  # compile
     watcher = threading.Thread(target=watch)
     watcher.start()
-    start = time.perf_counter()
+    start, cpu_start = time.perf_counter(), time.process_time()
     _, counts = stage.cluster(tables)
-    wall_s = time.perf_counter() - start
+    wall_s, cpu_s = time.perf_counter() - start, time.process_time() - cpu_start
     done.set()
     watcher.join()
-    return wall_s, peak[0], int(counts["removed"])
+    return wall_s, cpu_s, peak[0], int(counts["removed"])
 
 
 def clustering(count: int) -> Iterator[Figure]:
     name = f"dedupe.cluster_{count // 10**6}m" if count % 10**6 == 0 else f"dedupe.cluster_{count}"
     with tempfile.TemporaryDirectory() as folder:
         synthetic(Path(folder), count, MinHash().bands)
-        wall_s, anonymous_gb, removed = in_own_process(cluster, Path(folder))
+        wall_s, cpu_s, anonymous_gb, removed = in_own_process(cluster, Path(folder))
     note(f"{name}: {removed:,} of {count:,} documents removed.")
     yield Figure(f"{name}_s", wall_s, "s")
+    yield Figure(f"{name}_cpu_s", cpu_s, "s")
     yield Figure(f"{name}_gb", anonymous_gb, "GB")
 
 
@@ -152,7 +163,9 @@ def signing(options: argparse.Namespace) -> Iterator[Figure]:
         jobs[datasketch] = speed(part, datasketch_signatures(few))
     if datatrove := peer("datatrove", options.skip, needs=["spacy"]):
         jobs[datatrove] = speed(part, datatrove_signatures(few))
-    yield from compared("dedupe.signatures", "MB/s", rounds(jobs, options.rounds))
+    with ExitStack() as stack:
+        jobs |= {name: work for name, work in peers_elsewhere(options, few, stack, part)}
+        yield from compared("dedupe.signatures", "MB/s", rounds(jobs, options.rounds))
     whole = {
         "dedupe.signatures_all": lambda: [ours.sign(b) for b in all_],
         "dedupe.exact_raw": lambda: [exact.sign(b) for b in all_],
@@ -162,8 +175,30 @@ def signing(options: argparse.Namespace) -> Iterator[Figure]:
         yield from compared(name, "MB/s", rounds({OURS: speed(full, work)}, options.rounds))
 
 
+def peers_elsewhere(
+    options: argparse.Namespace, texts: list[str], stack: ExitStack, megabytes: float
+) -> Iterator[tuple[str, Callable[[], float]]]:
+    """The peers that the interpreters of --peer-python have: their name and version, and a round's MB/s."""
+    if not options.peer_python:
+        note(f"{', '.join(PEERS)} are skipped: --peer-python names no interpreter that has them.")
+    for python in options.peer_python:
+        for name in PEERS:
+            if name in options.skip:
+                note(f"{name} is skipped, as --skip asks.")
+                continue
+            found, sign = stack.enter_context(in_peer_python("--peer-python", python, "peer_dedupe.py", texts, name))
+            if found is None:
+                note(f"{name} is skipped: {python} does not have it.")
+                continue
+            yield f"{name} {found}", lambda sign=sign: megabytes / sign()  # type: ignore[misc]
+
+
 def figures(options: argparse.Namespace) -> Iterator[Figure]:
-    yield from signing(options)
+    with on_one_core():
+        yield from signing(options)
+    if options.end_mb:
+        with tempfile.TemporaryDirectory() as folder:
+            yield from end_to_end(options.corpus, Path(folder), options.end_mb * 1e6, options.end_rounds)
     for count in options.documents:
         yield from clustering(count)
 
@@ -172,6 +207,11 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--mb", type=float, default=100, help="of text for our own figures")
     parser.add_argument("--peer-mb", type=float, default=2, help="of text for the slow peers")
+    parser.add_argument("--end-mb", type=float, default=300, help="of text for whole runs; 0 leaves them out")
+    parser.add_argument("--end-rounds", type=int, default=3, help="of whole runs")
+    parser.add_argument(
+        "--peer-python", type=Path, nargs="*", default=[], metavar="PATH", help="interpreters that have other peers"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--documents", type=int, nargs="*", default=[10_000_000], help="to cluster, by the thousand")
     options = parser.parse_args()

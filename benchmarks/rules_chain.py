@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from common import batches, note, with_progress
+from common import batches, in_peer_python, note, with_progress
 
 from gristmill.stages.c4 import C4
 from gristmill.stages.documents import MAX_BATCH_DOCUMENTS
@@ -89,32 +86,8 @@ def dolma_tagger(python: Path, texts: list[str]) -> Iterator[tuple[str, Callable
 
     python: an interpreter that has dolma. Raises SystemExit where it does not start.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "texts.jsonl"
-        path.write_text("".join(json.dumps(text) + "\n" for text in texts), encoding="utf-8")
-        command = [str(python), str(Path(__file__).with_name("peer_dolma.py")), str(path)]
-        try:
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        except OSError as error:
-            raise SystemExit(f"{python} of --dolma-python cannot be run ({error}).") from error
-        with process:
-            assert process.stdin
-            assert process.stdout
-
-            def answer() -> dict[str, Any]:
-                line = process.stdout.readline()  # type: ignore[union-attr]
-                if not line:
-                    raise SystemExit(f"{python} of --dolma-python ended. Does it have dolma? See peer_dolma.py.")
-                found: dict[str, Any] = json.loads(line)
-                return found
-
-            def tag() -> float:
-                process.stdin.write("again\n")  # type: ignore[union-attr]
-                process.stdin.flush()  # type: ignore[union-attr]
-                return float(answer()["seconds"])
-
-            yield f"dolma {answer()['version']}", tag
-            process.stdin.close()
+    with in_peer_python("--dolma-python", python, "peer_dolma.py", texts) as (version, tag):
+        yield f"dolma {version}", tag
 
 
 def english(texts: Iterator[str], count: int, max_bytes: int) -> list[str]:

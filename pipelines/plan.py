@@ -19,7 +19,7 @@ from gristmill.pipelines.recipe import Recipe, Segment, StageUse, model_of, segm
 from gristmill.pipelines.selection import selection_files
 from gristmill.stages.shards import Shard, exists, filesystem
 
-FORMAT = 1  # raise it when the files of a run change their form
+FORMAT = 2  # raise it when the files of a run change their form
 
 
 def hash_of(*parts: Any) -> str:

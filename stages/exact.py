@@ -84,7 +84,7 @@ class Exact(Settings):
             keys = self._compared(batch)
             hashing.hash_raw(*string_views(keys), hashes)
             comparable = keys.is_valid().to_numpy(zero_copy_only=False)
-        columns = signatures.identity(batch, self.keep)
+        columns = signatures.identity(batch, self.keep, hashes if self.by == "text" else None)
         columns["key_low"] = pa.array(hashes[:, 0])
         columns["key_high"] = pa.array(hashes[:, 1])
         columns["comparable"] = pa.array(comparable.astype(np.uint8))

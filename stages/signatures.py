@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from gristmill.stages.documents import Batch, Settings, column
 from gristmill.stages.kernels import hashing
@@ -88,9 +87,10 @@ class Needs:
         return tuple(dict.fromkeys(columns))
 
 
-def identity(batch: Batch, keep: str) -> dict[str, pa.Array]:
+def identity(batch: Batch, keep: str, hashes: np.ndarray | None = None) -> dict[str, pa.Array]:
     """The columns by which clusters are decided: doc_id, source, dump, date, rank (smaller stays), text_hash.
 
+    hashes: (n, 2) uint64 of the texts, where they are known already.
     Raises ValueError when the keep policy names a column that the batch does not have.
     """
     rows = batch.num_rows
@@ -98,7 +98,8 @@ def identity(batch: Batch, keep: str) -> dict[str, pa.Array]:
     rank = np.zeros(rows)
     measure = _KEEP.fullmatch(keep)
     if keep == "longest":
-        rank = -pc.utf8_length(batch["text"]).to_numpy(zero_copy_only=False).astype(np.float64)
+        hashing.count_characters(*string_views(batch["text"]), rank)
+        rank = -rank
     elif measure and measure[2]:
         if measure[2] not in have:
             raise ValueError(
@@ -117,15 +118,15 @@ def identity(batch: Batch, keep: str) -> dict[str, pa.Array]:
         "dump": batch["dump"],
         "date": date,
         "rank": pa.array(rank),
-        "text_hash": text_hashes(batch["text"]),
+        "text_hash": text_hashes(batch["text"], hashes),
     }
 
 
-def text_hashes(text: pa.Array) -> pa.Array:
-    """128 bits for each text, fixed_size_binary(16)."""
-    offsets, data = string_views(text)
-    hashes = np.empty((len(text), 2), np.uint64)
-    hashing.hash_raw(offsets, data, hashes)
+def text_hashes(text: pa.Array, hashes: np.ndarray | None = None) -> pa.Array:
+    """128 bits for each text, fixed_size_binary(16); of `hashes` (n, 2) uint64, where they are known already."""
+    if hashes is None:
+        hashes = np.empty((len(text), 2), np.uint64)
+        hashing.hash_raw(*string_views(text), hashes)
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(text), [None, pa.py_buffer(hashes)])
 
 

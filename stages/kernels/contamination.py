@@ -25,10 +25,11 @@ from numba import int64, njit, uint64
 
 from gristmill.stages.kernels.buffers import decode, load8, mix64, string_views
 from gristmill.stages.kernels.fold import DIGIT, HANGUL, POINT, SEQUENCE, SPACE, UNSEGMENTED, fold
-from gristmill.stages.kernels.shingles import (
+from gristmill.stages.kernels.word_hashes import (
     GROWTH,
     PADDING,
     WORD,
+    _address,
     _after_number,
     _entry,
     hash_words,
@@ -295,6 +296,7 @@ def word_spans(data, start, end, ascii_, page, table, sequences, spans):  # type
     spans: int64, at least (end - start, 2); gets the bytes [begin, end) of each word, from the first to behind the last
     letter. A character that is several words gives each of them its own span.
     """
+    at, page_at, table_at = _address(data), _address(page), _address(table)
     words = int64(0)
     inside = False
     p = start
@@ -304,15 +306,15 @@ def word_spans(data, start, end, ascii_, page, table, sequences, spans):  # type
             inside = False
             p += 1
             continue
-        entry = SPACE
+        entry = int64(SPACE)
         length = 1
         if f == 0:
             point, length = decode(data, p, end)
-            entry = _entry(page, table, point)
+            entry = _entry(page_at, table_at, int64(point))
         begin = p
         p += length
         if f == 0 and entry & DIGIT and not entry & (SPACE | SEQUENCE | HANGUL | UNSEGMENTED):
-            p = _after_number(data, p, end, page, table)
+            p = _after_number(at + p, at + end, page_at, table_at) - at
         elif f == 0 and entry & SPACE:
             inside = False
             continue

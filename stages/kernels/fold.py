@@ -1,4 +1,4 @@
-"""What normalisation makes of each code point: the tables behind `shingles.normalise`.
+"""What normalisation makes of each code point: the tables behind `word_hashes.normalise`.
 
 Lower case, spaces, numbers, punctuation and marks are decided here, for each code point by itself; `shingles` says
 what the words are. The tables are composed at the first use from `unicode.npz` and `fold.npz`. The second is written

@@ -12,7 +12,8 @@ from numba import int64, njit, uint64
 
 from gristmill.stages.kernels.buffers import load8, load64, mix64
 from gristmill.stages.kernels.fold import fold
-from gristmill.stages.kernels.shingles import GROWTH, PADDING, WORD, word_hashes
+from gristmill.stages.kernels.memory import count_points
+from gristmill.stages.kernels.word_hashes import GROWTH, PADDING, WORD, word_hashes
 
 _C1 = uint64(0x87C37B91114253D5)
 _C2 = uint64(0x4CF5AD432745937F)
@@ -63,6 +64,14 @@ def hash_raw(offsets, data, hashes):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
+def count_characters(offsets, data, counts):  # type: ignore[no-untyped-def]
+    """Code points of each document -> counts (n,) float64."""
+    at = int64(data.ctypes.data)
+    for i in range(offsets.shape[0] - 1):
+        counts[i] = count_points(at + offsets[i], at + offsets[i + 1])
+
+
+@njit(nogil=True, cache=True)
 def hash_normalised(offsets, data, ascii_, page, table, sequences, hashes, words):  # type: ignore[no-untyped-def]
     """The hash of the hashes of each document's normalised words -> hashes (n, 2) uint64, words (n,) int64.
 
@@ -90,4 +99,5 @@ def warm() -> None:
     """Compiles each kernel, or reads it from the cache."""
     offsets, data, hashes = np.array([0, 2], np.int64), np.frombuffer(b"ab", np.uint8), np.empty((1, 2), np.uint64)
     hash_raw(offsets, data, hashes)
+    count_characters(offsets, data, np.empty(1))
     hash_normalised(offsets, data, *fold(), hashes, np.empty(1, np.int64))

@@ -19,7 +19,7 @@ KEYS = ["bench", "value", "unit", "peer", "peer_value", "ratio"]
 MODULES = "argparse asyncio collections csv datetime decimal difflib email enum fractions inspect io logging os".split()
 TINY = {
     "rules": "--mb 0.05 --peer-mb 0.02 --rounds 1 --list-entries 2000 --urls 500",
-    "dedupe": "--mb 0.05 --peer-mb 0.02 --rounds 1 --documents 2000 --skip datatrove",
+    "dedupe": "--mb 0.05 --peer-mb 0.02 --rounds 1 --documents 2000 --end-mb 0.05 --end-rounds 1 --skip datatrove",
     "substrings": "--mb 0.2 --rounds 1",
     "decontaminate": "--mb 0.05 --peer-mb 0.02 --rounds 1 --ngrams 2000",
     "models": "--mb 0.03 --rounds 1 --order 2 --prune 0 --buckets 1000",
@@ -39,7 +39,11 @@ FIGURES = {  # name -> the peers that must be beside it
     "dedupe": {
         "dedupe.signatures": {"datasketch"},
         "dedupe.cluster_2000_s": {None},
+        "dedupe.cluster_2000_cpu_s": {None},
         "dedupe.cluster_2000_gb": {None},
+        "dedupe.end_to_end_exact": {None},
+        "dedupe.end_to_end_normalised": {None},
+        "dedupe.end_to_end_minhash": {None},
         "dedupe.exact_raw": {None},
         "dedupe.exact_normalised": {None},
     },
@@ -140,6 +144,31 @@ def test_a_dolma_that_cannot_be_run_is_an_error(corpus: Path) -> None:
         done = run("rules", "--corpus", str(corpus), *TINY["rules"].split(), "--dolma-python", python)
         assert done.returncode != 0
         assert said in done.stderr
+
+
+def test_peers_of_another_interpreter_that_it_lacks_are_skipped(common: Any, tmp_path: Path) -> None:
+    lacking = common.in_peer_python("--peer-python", Path(sys.executable), "peer_dedupe.py", ["a b c d e"], "daft")
+    with lacking as (version, _):
+        assert version is None
+    ended = common.in_peer_python("--peer-python", Path("/bin/true"), "peer_dedupe.py", ["a"], "rensa")
+    with (
+        pytest.raises(SystemExit, match=r"/bin/true of --peer-python ended. Does it have rensa\? See peer_dedupe.py."),
+        ended,
+    ):
+        raise AssertionError("not reached")
+
+
+def test_a_peer_of_another_interpreter_answers_each_round(common: Any, tmp_path: Path) -> None:
+    script = tmp_path / "peer.py"
+    script.write_text(
+        "import json, sys\n"
+        "texts = [json.loads(line) for line in open(sys.argv[1], encoding='utf-8')]\n"
+        "print(json.dumps({'version': sys.argv[2]}), flush=True)\n"
+        "for i, line in enumerate(sys.stdin):\n"
+        "    print(json.dumps({'seconds': i + len(texts)}), flush=True)\n"
+    )
+    with common.in_peer_python("--x", Path(sys.executable), str(script), ["a\nb", "ü"], "7") as (version, work):
+        assert (version, work(), work()) == ("7", 2.0, 3.0)
 
 
 @pytest.fixture

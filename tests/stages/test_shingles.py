@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import unicodedata
 
@@ -11,7 +12,7 @@ from datatrove.utils.text import PUNCTUATION, TextNormConfig, simplify_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.stages.kernels import shingles, unicode
+from gristmill.stages.kernels import shingles, unicode, word_hashes
 from gristmill.stages.kernels.fold import fold
 
 MASK = 2**64 - 1
@@ -226,13 +227,13 @@ def test_bytes_around_a_document_do_not_matter(text: str, before: int, after: in
     found = []
     for guard in (b"\xe4", b"9"):
         buffer = np.frombuffer(guard * before + data + guard * after, np.uint8)
-        out = np.full(3 * len(data) + shingles.PADDING, ord("z"), np.uint8)
+        out = np.full(3 * len(data) + word_hashes.PADDING, ord("z"), np.uint8)
         ends = np.full(len(data) // 2 + 3, -1, np.int64)
-        length, words = shingles.normalise(buffer, before, before + len(data), *fold(), out, ends)
+        length, words = word_hashes.normalise(buffer, before, before + len(data), *fold(), out, ends)
         hashes = np.zeros(words + 1, np.uint64)
         out[length:] = guard[0]
         weights = np.full(words + 1, 4, np.uint8)
-        total = shingles.hash_words(out, ends, words, *fold()[1:3], hashes, weights, 0)
+        total = word_hashes.hash_words(out, ends, words, *fold()[1:3], hashes, weights, 0)
         assert total == weights[:words].sum() == sum(weight(w) for w in reference(text))
         assert weights[-1] == 4
         assert ends[-1] == -1
@@ -240,7 +241,7 @@ def test_bytes_around_a_document_do_not_matter(text: str, before: int, after: in
         again = np.zeros(words + 1, np.uint64)
         scratch, heavy = np.empty_like(out), np.full(words + 1, 4, np.uint8)
         here = (buffer, before, before + len(data))
-        assert (words, total) == shingles.word_hashes(*here, *fold(), scratch, ends, again, heavy)
+        assert (words, total) == word_hashes.word_hashes(*here, *fold(), scratch, ends, again, heavy)
         assert heavy.tolist() == weights.tolist()
         assert again.tolist() == hashes.tolist()
         found.append((out[:length].tobytes(), hashes.tolist()))
@@ -257,11 +258,34 @@ def test_the_short_way_is_the_long_way(text: str, before: int) -> None:
     """Words of ASCII letters are hashed from the text; the hashes must be those of the normalised words."""
     data = text.encode()
     buffer = np.frombuffer(b"w" * before + data + b"w" * 3, np.uint8)
-    out, ends = np.empty(3 * len(data) + shingles.PADDING, np.uint8), np.empty(len(data) // 2 + 2, np.int64)
+    out, ends = np.empty(3 * len(data) + word_hashes.PADDING, np.uint8), np.empty(len(data) // 2 + 2, np.int64)
     hashes = np.zeros(len(data) // 2 + 2, np.uint64)
     here = (buffer, before, before + len(data))
-    count, _ = shingles.word_hashes(*here, *fold(), out, ends, hashes, np.full(len(hashes), 4, np.uint8))
+    count, _ = word_hashes.word_hashes(*here, *fold(), out, ends, hashes, np.full(len(hashes), 4, np.uint8))
     assert hashes[:count].tolist() == [word_hash(word.encode()) for word in reference(text)]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_blocks_of_bytes_are_the_long_way(seed: int) -> None:
+    """Texts of several blocks; words of all lengths, and odd ones, at every place of a block and at its borders."""
+    chance = random.Random(seed)
+    odd = ["é", "1", "1,5", "a1", "中文", "don’t", "x" * chance.randint(60, 200), "3.a", "9,", "é" * 70]
+    pieces = []
+    for _ in range(chance.randint(10, 120)):
+        plain = "".join(chance.choices("abcXYZ", k=chance.randint(1, 18)))
+        pieces.append(chance.choice(odd) if chance.random() < seed / 80 else plain)
+        pieces.append(chance.choice([" ", ". ", ",", "\n\n", " - ", ".", " " * chance.randint(1, 80)]))
+    text = "".join(pieces)
+    expected = [word_hash(word.encode()) for word in reference(text)]
+    data = text.encode()
+    for guard in (b"w", b" "):
+        buffer = np.frombuffer(guard * 70 + data + guard * 70, np.uint8)
+        out, ends = np.empty(3 * len(data) + word_hashes.PADDING, np.uint8), np.empty(len(data) + 2, np.int64)
+        hashes, weights = np.zeros(len(data), np.uint64), np.full(len(data), 4, np.uint8)
+        here = (buffer, 70, 70 + len(data))
+        count, total = word_hashes.word_hashes(*here, *fold(), out, ends, hashes, weights)
+        assert hashes[:count].tolist() == expected
+        assert total == weights[:count].sum()
 
 
 @pytest.mark.parametrize("length", range(1, 40))
@@ -275,7 +299,7 @@ def test_words_of_every_length(length: int) -> None:
 def test_growth_bound_holds() -> None:
     """The longest outputs: Hangul, and characters of scripts without spaces between letters."""
     for text in ("각" * 50, "a中" * 50, "中" * 50, "𝅘𝅥𝅯" * 20, "1中" * 50):
-        assert len(shingles.normalised(text).encode()) <= shingles.GROWTH * len(text.encode())
+        assert len(shingles.normalised(text).encode()) <= word_hashes.GROWTH * len(text.encode())
 
 
 def smallest(values: list[int], cap: int) -> list[int]:
