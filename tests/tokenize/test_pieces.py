@@ -31,7 +31,7 @@ def encoder(tokenizer_json):
 
 
 def test_a_worked_example(tmp_path, encoder, make_batch):
-    """Letters that no merge joins: "a" is 1 token and its end, "a b" 3 tokens with the space, and so on."""
+    """A letter is a token and its end; control characters are not joined by any merge."""
     texts = ["a", "\x01\x02\x01", "a", "a", "\x01\x02\x01\x02"]  # 2, 4, 2, 2, 5 ids with the end of text
     infos = write(tmp_path, encoder, [make_batch(texts)], max_tokens=6)
     assert [(info.name, info.documents, info.tokens) for info in infos] == [
