@@ -1,11 +1,11 @@
 """The one engine: where the work of a run is done. The only module that knows Dask.
 
 `engine.run(function, orders, done)` calls `done(position, result)` as pieces end and gives back what failed. The
-scheduler holds a few pieces a worker at a time, however many there are; a piece that fails for the storage's sake is
-tried again, and a full disk ends the work; a piece that kills its worker is tried again in a child process that may
-die (`isolation.py`), and given up with its error when that does not help; the rest goes on. Near the end, when
-workers are idle, a piece that takes much longer than the others is begun a second time on another worker, and the
-first to end counts: both write the same bytes.
+scheduler holds a few pieces a worker at a time, however many there are, or `at_once` of them altogether. A piece that
+fails for the storage's sake is tried again; a full disk ends the work. A piece that kills its worker is tried again in
+a child process that may die (`isolation.py`), and given up with its error when that does not help; the rest goes on.
+Near the end, when workers are idle, a piece that takes much longer than the others is begun a second time on another
+worker, and the first to end counts: both write the same bytes.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from gristmill.pipelines.faults import LASTING
 from gristmill.pipelines.isolation import TIMEOUT_S, Limits, SetAside, isolated, watched
 from gristmill.pipelines.poison import StageFault
 from gristmill.pipelines.worker_check import EngineError, compare_workers
+from gristmill.stages.stores import passing
 
 __all__ = ["PLAIN", "Care", "Engine", "EngineError", "Failure", "InProcess", "OnDask", "Running", "open_engine"]
 
@@ -57,6 +58,7 @@ class Care:
     """How an engine treats the pieces of one kind."""
 
     guarded: bool = False  # the function asks a `Guard`: documents that kill are found, and a step has a time limit
+    at_once: int | None = None  # pieces in all that the scheduler may hold; None: a few a worker
     copy: Callable[[Any], Any] | None = None  # the order for a second attempt beside the first; None: never
 
 
@@ -90,7 +92,7 @@ class Engine(Protocol):
 
 
 def _is_transient(error: BaseException | None) -> bool:
-    return isinstance(error, OSError) and not isinstance(error, FileNotFoundError) and error.errno not in LASTING
+    return passing(error) and not (isinstance(error, OSError) and error.errno in LASTING)
 
 
 def _failure(position: int, error: BaseException | None, attempts: int) -> Failure:
@@ -139,8 +141,11 @@ class InProcess:
         for attempt in range(1, TRIES + 1):
             try:
                 result = function(order)
-            except (OSError, ValueError, RuntimeError, AssertionError) as error:
-                if not _is_transient(error) or attempt == TRIES:
+            except Exception as error:
+                transient = _is_transient(error)
+                if not transient and not isinstance(error, OSError | ValueError | RuntimeError | AssertionError):
+                    raise
+                if not transient or attempt == TRIES:
                     return _failure(position, error, attempt)
                 self._pause(PAUSES_S[attempt - 1])
             else:
@@ -244,7 +249,7 @@ class _Pass:
         now = time.monotonic()
         while self._again and self._again[0][0] <= now:
             self._submit(self._again.popleft()[1])
-        while not self._all_submitted and len(self._flying) < WINDOW * self._workers:
+        while not self._all_submitted and len(self._flying) < (self._care.at_once or WINDOW * self._workers):
             position = next(self._waiting, None)
             if position is None:
                 self._all_submitted = True

@@ -14,30 +14,28 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
+from gristmill.pipelines.downloads import InputError, downloaded
 from gristmill.pipelines.recipe import Recipe, Source
 from gristmill.stages.hf_folder import HF, HfError, hf_files
 from gristmill.stages.readers import detect_format
 from gristmill.stages.readers_ranges import cuts
 from gristmill.stages.shards import Member, Shard, exists, filesystem, join, publish_bytes, read_bytes
+from gristmill.stages.stores import explained, matching, patiently, stamp_of
 
-MAGIC = "*?["
 MAX_BUNDLE = 10_000  # text files of one shard
 
 
-class InputError(ValueError):
-    """The input of a run is not there, or not what it was."""
-
-
-def list_shards(recipe: Recipe) -> list[Shard]:
+def list_shards(recipe: Recipe, out: str = "") -> list[Shard]:
     """Looks at the storage now: the files of every source in the recipe's order, sorted by path, as shards.
 
-    Raises InputError for a pattern that matches nothing and for a file named twice.
+    out: the run folder, where downloads lie. Raises InputError for a pattern that matches nothing, for a file named
+    twice, and for a download that is not complete.
     """
     shards: list[Shard] = []
     seen: dict[str, str] = {}
     for source, settings in recipe.sources.items():
         texts: list[Shard] = []
-        for path, name in _files(source, settings):
+        for path, name in _files(source, settings, out):
             if path in seen:
                 raise InputError(
                     f"{path} belongs to source `{seen[path]}` and to source `{source}`: its documents would be "
@@ -53,44 +51,39 @@ def list_shards(recipe: Recipe) -> list[Shard]:
     return shards
 
 
-def _files(source: str, settings: Source) -> Iterable[tuple[str, str]]:
+def _files(source: str, settings: Source, out: str) -> Iterable[tuple[str, str]]:
     """(path, name below the fixed part of its pattern), sorted by path."""
-    patterns = [settings.files] if isinstance(settings.files, str) else settings.files
+    if settings.download is not None:
+        return downloaded(source, settings.download, out)
+    patterns = [settings.files] if isinstance(settings.files, str) else settings.files or []
     found: dict[str, str] = {}
     for pattern in patterns:
-        fs, inner = filesystem(pattern)
-        if any(char in inner for char in MAGIC):
-            paths = [path for path in fs.glob(inner) if not fs.isdir(path)]
-        elif fs.isdir(inner):
-            paths = [path for path in fs.find(inner) if not path.rsplit("/", 1)[-1].startswith(".")]
-        else:
-            paths = [inner] if fs.exists(inner) else []
-        if settings.format == HF:
-            paths = _of_dataset(source, settings, pattern)
-        if not paths:
+        with explained(pattern, "listed"):
+            matched = _of_dataset(source, settings, pattern) if settings.format == HF else matching(pattern)
+        if not matched:
             raise InputError(f"Source `{source}`: no file matches {pattern}. Check `files` in the recipe.")
-        fixed = inner
-        for char in MAGIC:
-            fixed = fixed.split(char)[0]
-        base = fixed.rsplit("/", 1)[0] if fixed != inner or inner in paths else inner.rstrip("/")
-        for path in paths:
-            found[fs.unstrip_protocol(path) if "://" in pattern else path] = path[len(base) :].lstrip("/")
+        found |= matched
     return sorted(found.items())
 
 
-def _of_dataset(source: str, settings: Source, folder: str) -> list[str]:
+def _of_dataset(source: str, settings: Source, folder: str) -> dict[str, str]:
+    """path -> name below the folder, of the files of a dataset's split."""
     fs, inner = filesystem(folder)
     try:
-        return hf_files(fs, inner, settings.config, settings.split or "train")
+        paths = hf_files(fs, inner, settings.config, settings.split or "train")
     except HfError as error:
         raise InputError(f"Source `{source}`: {error}") from error
+    base = inner.rstrip("/")
+    return {(fs.unstrip_protocol(p) if "://" in folder else p): p[len(base) :].lstrip("/") for p in paths}
 
 
 def _whole(source: str, settings: Source, path: str, name: str, index: int) -> Shard:
     """The file as one shard."""
-    fs, inner = filesystem(path)
-    info = fs.info(inner)
-    stamp = info.get("ETag") or info.get("etag") or info.get("mtime") or info.get("LastModified") or ""
+    with explained(path, "listed"):
+        fs, inner = filesystem(path)
+        info = patiently(fs.info, inner)
+    if info.get("size") is None:
+        raise InputError(f"{path}: its server does not say how long it is. Download it (`stream: false`).")
     return Shard(
         index=index,
         source=source,
@@ -98,7 +91,7 @@ def _whole(source: str, settings: Source, path: str, name: str, index: int) -> S
         name=name,
         format=detect_format(path) if settings.format in (None, HF) else str(settings.format),
         size=int(info["size"]),
-        stamp=str(stamp),
+        stamp=stamp_of(info),
         dump=settings.dump,
         columns=settings.columns,
     )
@@ -166,7 +159,7 @@ def frozen(recipe: Recipe, out: str, *, refresh: bool = False) -> list[Shard]:
     Raises InputError when the files are not what they were and `refresh` is not set.
     """
     path = join(out, "inputs.json")
-    now = list_shards(recipe)
+    now = list_shards(recipe, out)
     if exists(path) and not refresh:
         before = [Shard.model_validate(entry) for entry in orjson.loads(read_bytes(path))]
         if before == now:

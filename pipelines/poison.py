@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 
 from gristmill.stages.documents import REASONS, Batch, Result, with_columns
 from gristmill.stages.shards import exists, join, publish_bytes, read_bytes
+from gristmill.stages.stores import passing
 
 REASON = "poison"
 IS_DROPPED = f"dropped as {REASON}"
@@ -100,7 +101,7 @@ def save(path: str, found: Iterable[Poisoned]) -> None:
 
 def blames_no_document(error: Exception) -> bool:
     """True for a fault of the storage or the installation, and for what this package says on purpose."""
-    return isinstance(error, OSError | ImportError) or type(error).__module__.startswith("gristmill.")
+    return isinstance(error, OSError | ImportError) or passing(error) or type(error).__module__.startswith("gristmill.")
 
 
 class Guard:

@@ -4,6 +4,7 @@
     sources:
       web: {files: "crawl/*.warc.gz"}
       books: {files: "books/*.parquet"}
+      crawl: {download: {crawl: CC-MAIN-2024-10, kind: wet, files: 10}}
     models:
       prose: {kenlm: {text: {sources: [books], max_bytes: 20_000_000}, order: 3}}
     stages:
@@ -37,6 +38,7 @@ from gristmill.stages.classifier import Classifier
 from gristmill.stages.datatrove import Datatrove
 from gristmill.stages.decontaminate import Decontaminate
 from gristmill.stages.documents import BASE_FIELDS, Settings
+from gristmill.stages.download_listing import Download
 from gristmill.stages.evaluation_sets import EvaluationSet, short_form
 from gristmill.stages.exact import Exact
 from gristmill.stages.extract import Extract
@@ -94,7 +96,8 @@ class RecipeError(SettingsError):
 class Source(Settings):
     """Where documents come from."""
 
-    files: str | list[str]  # fsspec paths or globs
+    files: str | list[str] | None = None  # fsspec paths or globs
+    download: Download | None = None  # what to fetch instead; exactly one of the two
     # "warc", "wet", "jsonl", "parquet", "arrow", "csv", "tsv", "text", or "hf" for folders of Hugging Face datasets;
     # by the file name where not given
     format: str | None = None
@@ -112,6 +115,12 @@ class Source(Settings):
             raise ValueError(f"no format `{self.format}`.{nearest(self.format, (*FORMATS, HF))}")
         if self.format != HF and (self.config or self.split):
             raise ValueError(f"`config` and `split` are for `format: {HF}`.")
+        return self
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Source:
+        if (self.files is None) == (self.download is None):
+            raise ValueError("a source has `files`, or a `download`; exactly one of them.")
         return self
 
 
@@ -142,6 +151,11 @@ class TokenSettings(Settings):
 
     holdout_share: float = Field(default=0.01, ge=0, lt=1)  # of documents, by a hash of their text
     encoder: Backend = "auto"  # "auto" takes the fast one where its ids equal the reference's
+    max_tokens: int | None = Field(default=None, ge=2)  # of a token shard; a longer document is an error
+    shuffle: Literal["none", "documents"] = "none"  # documents: each token shard's, by a hash of seed and doc_id
+    seed: int = Field(default=0, ge=0, lt=1 << 64)
+    near_holdout_similarity: float = Field(default=0.7, gt=0, le=1)  # Jaccard of 5-word shingles; what counts as near
+    drop_near_holdout: bool = False  # training documents that are near a held-out one; else they are reported only
 
 
 class AblationSettings(Settings):

@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 from ruamel.yaml import YAML
 
-from gristmill.pipelines import poison, work
+from gristmill.pipelines import downloads, poison, work
 from gristmill.pipelines.beacon import Beacon
 from gristmill.pipelines.engine import PLAIN, Care, Engine, Failure, open_engine
 from gristmill.pipelines.faults import LASTING, storage_message
@@ -26,9 +26,25 @@ from gristmill.pipelines.learn import TokenizerOrder, TokensOrder, TrainOrder, r
 from gristmill.pipelines.listing import frozen
 from gristmill.pipelines.lock import RunLock
 from gristmill.pipelines.missing import MEND, Missing
+from gristmill.pipelines.near_holdout import (
+    HOLDOUT_REPORT,
+    NearOrder,
+    find_near,
+    found_card,
+    held_card,
+    sign_held_out,
+    warning,
+    write_holdout_report,
+)
 from gristmill.pipelines.plan import Plan, SegmentPlan, hash_of, make_plan
 from gristmill.pipelines.progress import Display
 from gristmill.pipelines.recipe import Recipe, StageUse, check, kept_schema, model_of
+from gristmill.pipelines.tokenizer_card import (
+    REPORT_VERSION,
+    TOKENIZER_REPORT,
+    TokenizerReportOrder,
+    run_tokenizer_report,
+)
 from gristmill.pipelines.warmup import warm
 from gristmill.stages.ledger import LedgerError, ShardLedger
 from gristmill.stages.readers import columns_of
@@ -40,13 +56,15 @@ from gristmill.stages.shards import (
     read_bytes,
     remove_leftovers,
 )
+from gristmill.stages.stores import check_writable
 from gristmill.tokenize.encode import Encoder
 from gristmill.tokenize.shards import ShardInfo
+from gristmill.tokenize.train import forecast
 from gristmill.tokenize.write import write_manifest
 
 SEGMENT_FOLDER = re.compile(r"^\d{2}-[a-z0-9_]+$")
 ALONE = Care(guarded=True, copy=lambda order: replace(order, is_copy=True))  # of a shard by itself
-PART = re.compile(r"^(part|holdout)-\d+$")
+PART = re.compile(r"^((?:part|holdout)-\d+)(-\d+)?$")  # a token shard may be one of several of its part
 
 
 class RunError(RuntimeError):
@@ -105,6 +123,8 @@ def storage_faults(out: str) -> Iterator[None]:
 
 
 def _run(recipe: Recipe, out: str, options: Options, display: Display, lock: RunLock) -> Outcome:
+    check_writable(out)
+    downloads.fetch_sources(recipe, out, display, scheduler=options.scheduler, refresh=options.refresh_inputs)
     plan = prepare(recipe, out, refresh_inputs=options.refresh_inputs)
     outcome = Outcome(out)
     left = pieces_left(plan, out)
@@ -168,7 +188,7 @@ def _prune(plan: Plan, out: str) -> None:
             continue
         for file in fs.find(path):
             stem = file.rsplit("/", 1)[-1].split(".")[0]
-            if PART.match(stem) and stem not in parts:
+            if (found := PART.match(stem)) and found[1] not in parts:
                 fs.rm(file)
 
 
@@ -196,9 +216,29 @@ def pieces_left(plan: Plan, out: str) -> Left:
                 done += 1
             else:
                 todo += 1
-        if card_key(join(out, "tokens", "card.json")) != manifest_key(plan):
-            todo += 1
+        cards = [(join(out, "tokens", "card.json"), manifest_key(plan)), *extra_cards(plan, out)]
+        current = sum(card_key(path) == key for path, key in cards)
+        todo += len(cards) - current
     return Left(todo, done)
+
+
+def extra_cards(plan: Plan, out: str) -> list[tuple[str, str]]:
+    """(path, key) of what is said about the tokens besides their shards: near-duplicates of held-out documents, and how
+    well the tokenizer fits."""
+    cards = [(join(out, TOKENIZER_REPORT), tokenizer_report_key(plan))]
+    if plan.near:
+        cards += [(held_card(out, s), key) for s, key in zip(plan.shards, plan.held_out, strict=True)]
+        cards += [(found_card(out, s), key) for s, key in zip(plan.shards, plan.near, strict=True)]
+        cards.append((join(out, HOLDOUT_REPORT), holdout_report_key(plan)))
+    return cards
+
+
+def tokenizer_report_key(plan: Plan) -> str:
+    return hash_of("tokenizer report", REPORT_VERSION, plan.tokenizer)
+
+
+def holdout_report_key(plan: Plan) -> str:
+    return hash_of("holdout report", list(plan.near), plan.recipe.tokens.drop_near_holdout)
 
 
 def ledger_done(out: str, folder: str, shard: Shard, key: str) -> bool:
@@ -208,8 +248,10 @@ def ledger_done(out: str, folder: str, shard: Shard, key: str) -> bool:
         return False
     fs, inner = filesystem(join(out, folder))
     for record in ledger.files:
-        file = f"{inner}/{record.path}"
-        if not fs.exists(file) or fs.size(file) != record.bytes:
+        try:
+            if fs.size(f"{inner}/{record.path}") != record.bytes:
+                return False
+        except FileNotFoundError:
             return False
     return True
 
@@ -472,7 +514,10 @@ class _Runner:
                 shards=plan.shards,
                 holdout_share=plan.recipe.tokens.holdout_share,
             )
+            self.display.say(f"tokenizer: {forecast(self._kept_bytes(folder), plan.recipe.tokenizer)}")
             self._work("tokenizer", run_tokenizer, [order], ["tokenizer"], lambda _: {})
+        if plan.near:
+            self._near_holdout(folder)
         pairs = zip(plan.shards, plan.tokens, strict=True)
         left = [(shard, key) for shard, key in pairs if not ledger_done(self.out, "tokens", shard, key)]
         orders = [
@@ -484,13 +529,59 @@ class _Runner:
                 holdout_share=plan.recipe.tokens.holdout_share,
                 encoder=plan.recipe.tokens.encoder,
                 eos_token=plan.recipe.tokenizer.eos_token,
+                max_tokens=plan.recipe.tokens.max_tokens,
+                shuffle_seed=plan.recipe.tokens.seed if plan.recipe.tokens.shuffle == "documents" else None,
+                drop_near=plan.recipe.tokens.drop_near_holdout and bool(plan.near),
             )
             for shard, key in self.missing.left("tokens", left)
         ]
         labels = [order.shard.label for order in orders]
         self._work("token shards", run_tokens, orders, labels, _ledger_figures)
-        if not self.missing:
-            self._manifest()
+        if self.missing:
+            return
+        self._manifest()
+        report = TokenizerReportOrder(self.out, tokenizer_report_key(plan))
+        reports = [] if card_key(join(self.out, TOKENIZER_REPORT)) == report.key else [report]
+        self._work("tokenizer report", run_tokenizer_report, reports, ["tokenizer report"], lambda _: {})
+
+    def _near_holdout(self, folder: str) -> None:
+        """Signs held-out documents, finds what is near to them, and says so in tokens/holdout_report.json."""
+        plan, settings = self.plan, self.plan.recipe.tokens
+        self._wait("held-out documents", range(len(plan.shards)))
+        for name, function, keys, card in (
+            ("held-out documents", sign_held_out, plan.held_out, held_card),
+            ("near held-out documents", find_near, plan.near, found_card),
+        ):
+            orders = [
+                NearOrder(
+                    out=self.out,
+                    key=key,
+                    upstream=folder,
+                    shard=shard,
+                    shards=plan.shards,
+                    holdout_share=settings.holdout_share,
+                    similarity=settings.near_holdout_similarity,
+                )
+                for shard, key in zip(plan.shards, keys, strict=True)
+                if card_key(card(self.out, shard)) != key
+            ]
+            self._work(name, function, orders, [order.shard.label for order in orders], _documents)
+            self._wait(name, range(len(plan.shards)))
+        key = holdout_report_key(plan)
+        if card_key(join(self.out, HOLDOUT_REPORT)) != key:
+            similarity, dropped = settings.near_holdout_similarity, settings.drop_near_holdout
+            write_holdout_report(self.out, plan.shards, similarity, key, dropped=dropped)
+        if text := warning(orjson.loads(read_bytes(join(self.out, HOLDOUT_REPORT)))):
+            self.display.say(text)
+
+    def _kept_bytes(self, folder: str) -> int:
+        """UTF-8 bytes of text that a finished segment kept."""
+        total = 0
+        for shard in self.plan.shards:
+            path = work.parts_of(self.out, folder, "ledger", shard, "json")
+            ledger = ShardLedger.opened(read_bytes(path), path)
+            total += ledger.stages[-1].kept.bytes if ledger.stages else 0
+        return total
 
     def _manifest(self) -> None:
         infos: list[ShardInfo] = []

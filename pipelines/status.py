@@ -25,6 +25,7 @@ from gristmill.pipelines.run import ledger_done, opened_ledger
 from gristmill.pipelines.tables import plain_table, status_table
 from gristmill.stages.ledger import ShardLedger, merge
 from gristmill.stages.shards import Shard, join, read_bytes
+from gristmill.stages.stores import local_copy
 
 SLOWEST = 5
 
@@ -143,7 +144,7 @@ def as_json(found: Status) -> str:
 
 
 def _plan(run: Run) -> Plan:
-    recipe = recipes.load(join(run.path, "recipe.yaml"))
+    recipe = recipes.load(local_copy(join(run.path, "recipe.yaml")))
     shards = [Shard.model_validate(entry) for entry in orjson.loads(read_bytes(join(run.path, "inputs.json")))]
     return make_plan(recipe, shards)
 

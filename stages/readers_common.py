@@ -7,14 +7,17 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import IO, Any
 
 import pyarrow as pa
 import xxhash
+from fsspec.implementations.local import LocalFileSystem
 
 from gristmill.stages.documents import BASE_FIELDS, MAX_BATCH_BYTES, MAX_BATCH_DOCUMENTS, Batch
 from gristmill.stages.ledger import Amount, StageLedger, amount
 from gristmill.stages.shards import Shard, ShardError, filesystem
+from gristmill.stages.stores import PatientFile, patiently, stamp_of
 
 # position: where in its file the document stood: byte of a WARC record, line, row, or the file of a bundle
 READ_FIELDS: dict[str, pa.DataType] = {
@@ -145,7 +148,13 @@ def open_shard(shard: Shard) -> Iterator[IO[bytes]]:
     """The shard's file. Raises ShardError when it cannot be opened."""
     try:
         fs, inner = filesystem(shard.path)
-        opened = fs.open(inner, "rb")
+        if isinstance(fs, LocalFileSystem):
+            opened = fs.open(inner, "rb")
+        else:
+            _unchanged(shard, fs, inner)
+            opened = PatientFile(shard.path, partial(fs.open, inner, "rb"))
+    except ShardError:
+        raise
     except (OSError, ValueError, ImportError) as error:
         raise ShardError(
             f"{shard.path}: the file cannot be opened ({type(error).__name__}: {error}). It was there when the inputs "
@@ -153,6 +162,18 @@ def open_shard(shard: Shard) -> Iterator[IO[bytes]]:
         ) from error
     with opened as file:
         yield file
+    if not isinstance(fs, LocalFileSystem):
+        _unchanged(shard, fs, inner)
+
+
+def _unchanged(shard: Shard, fs: Any, inner: str) -> None:
+    """Raises ShardError when a file of a store is not the one that was listed: parts of two would be read as one."""
+    info = patiently(fs.info, inner)
+    if shard.stamp and stamp_of(info) != shard.stamp:
+        raise ShardError(
+            f"{shard.path} was changed since the inputs were listed: {stamp_of(info)} is not {shard.stamp}. Run with "
+            "--refresh-inputs to take it as it is now."
+        )
 
 
 class DamagedStream(ValueError):

@@ -7,6 +7,7 @@ under a temporary name beside the target and renames.
 from __future__ import annotations
 
 import os
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ from fsspec.implementations.local import LocalFileSystem
 from pydantic import Field
 
 from gristmill.stages.documents import Settings
+
+OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "az", "adl", "oci", "oss", "hf"}
 
 
 class ShardError(ValueError):
@@ -65,8 +68,13 @@ class Shard(Settings):
 
 
 def filesystem(path: str) -> tuple[Any, str]:
-    """An fsspec URL or a plain path -> (filesystem, path on it)."""
-    fs, inner = fsspec.core.url_to_fs(path)
+    """An fsspec URL or a plain path -> (filesystem, path on it).
+
+    Stores are asked anew each time: other workers write what a listing kept in memory does not know. The hub's own
+    file system cannot do without its listings.
+    """
+    anew = "://" in path and not path.startswith("hf://")
+    fs, inner = fsspec.core.url_to_fs(path, **({"use_listings_cache": False} if anew else {}))
     return fs, inner
 
 
@@ -83,8 +91,7 @@ def exists(path: str) -> bool:
 def read_bytes(path: str) -> bytes:
     """The whole file. Raises FileNotFoundError."""
     fs, inner = filesystem(path)
-    with fs.open(inner, "rb") as file:
-        data: bytes = file.read()
+    data: bytes = fs.cat_file(inner)
     return data
 
 
@@ -92,27 +99,29 @@ def read_bytes(path: str) -> bytes:
 def publish(path: str) -> Iterator[IO[bytes]]:
     """Opens a file to write that appears under `path` only when the block ends without an error.
 
-    On a local disk the data are synced before the rename. In an object store the upload completes when the file is
-    closed, so the temporary name is copied to the final one there.
+    On a local disk the data are synced before the rename. For a store the file is made in the local folder for
+    temporary files and sent when it is whole: an object appears at once or not at all, and no temporary one is left.
     """
     fs, inner = filesystem(path)
     parent = str(PurePosixPath(inner).parent)
-    fs.makedirs(parent, exist_ok=True)
+    if not OBJECT_STORES.intersection((fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol):
+        fs.makedirs(parent, exist_ok=True)  # an object store has no folders, and s3fs would make a missing bucket
+    if not isinstance(fs, LocalFileSystem):
+        with tempfile.NamedTemporaryFile(prefix="gristmill-") as scratch:
+            yield scratch
+            scratch.flush()
+            fs.put_file(scratch.name, inner)
+        return
     temporary = f"{parent}/.{PurePosixPath(inner).name}.{uuid.uuid4().hex[:12]}.tmp"
-    local = isinstance(fs, LocalFileSystem)
     try:
-        with open(temporary, "wb") if local else fs.open(temporary, "wb") as file:
+        with open(temporary, "wb") as file:
             yield file
             file.flush()
-            if local:
-                os.fsync(file.fileno())
-        if local:
-            os.replace(temporary, inner)
-        else:
-            fs.mv(temporary, inner)
+            os.fsync(file.fileno())
+        os.replace(temporary, inner)
     except BaseException:
-        if fs.exists(temporary):
-            fs.rm(temporary)
+        if os.path.exists(temporary):
+            os.remove(temporary)
         raise
 
 

@@ -20,22 +20,14 @@ from hypothesis import strategies as st
 from gristmill.pipelines import poison, work
 from gristmill.pipelines.engine import Care, Failure, open_engine
 from gristmill.pipelines.isolation import Limits, SetAside, isolated
-from gristmill.stages.documents import BASE_FIELDS
 from gristmill.stages.ledger import ShardLedger
+from gristmill.stages.readers import READ_FIELDS
 from gristmill.stages.shards import Shard
 
 sys.path.append(str(Path(__file__).parent))
 from poison_stage import Fragile, kill
 
-SCHEMA = pa.schema(
-    [
-        *BASE_FIELDS.items(),
-        ("language", pa.string()),
-        ("language_score", pa.float64()),
-        ("text", pa.string()),
-        *Fragile.adds.items(),
-    ]
-)
+SCHEMA = pa.schema([*READ_FIELDS.items(), ("text", pa.string()), *Fragile.adds.items()])
 ALONE = Care(guarded=True)
 
 
