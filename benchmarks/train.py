@@ -175,8 +175,8 @@ def _random_tokens(folder: Path, count: int) -> Path:
     import pyarrow as pa
     import xxhash
 
+    from gristmill.tokenize.pieces import index_bytes
     from gristmill.tokenize.shards import INDEX_SCHEMA, ShardInfo, TokenManifest
-    from gristmill.tokenize.write import index_bytes
 
     target = folder / "tokens"
     target.mkdir()

@@ -317,10 +317,12 @@ def warmup() -> None:
 
 
 def _add_verbs() -> None:
-    from gristmill.pipelines import cli_download, cli_models, cli_training
+    from gristmill.pipelines import cli_documents, cli_download, cli_models, cli_tokens, cli_training
 
+    cli_documents.register(app)
     cli_download.register(app)
     cli_models.register(app)
+    cli_tokens.register(app)
     cli_training.register(app)
 
 

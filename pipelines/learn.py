@@ -14,15 +14,19 @@ from typing import Any
 
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
+from tokenizers import Tokenizer
 
+from gristmill.pipelines.near_holdout import NEAR_REASON, near_documents
 from gristmill.pipelines.selection import file_batches, select
 from gristmill.pipelines.work import file_record, kept_batches, parts_of, versions, withdraw
 from gristmill.stages.documents import Batch
 from gristmill.stages.language import Language
 from gristmill.stages.ledger import Amount, ShardLedger, StageLedger, amount
 from gristmill.stages.models import Selection
-from gristmill.stages.shards import Shard, ShardError, join, publish, publish_bytes, read_bytes
+from gristmill.stages.shards import Shard, ShardError, filesystem, join, publish, publish_bytes, read_bytes
 from gristmill.tokenize.encode import Backend, thread_encoder
+from gristmill.tokenize.sample import is_held_out
 from gristmill.tokenize.train import TokenizerSettings, tokenizer_bytes, train
 from gristmill.tokenize.write import write_shard
 
@@ -62,6 +66,9 @@ class TokensOrder:
     holdout_share: float
     encoder: Backend
     eos_token: str
+    max_tokens: int | None = None
+    shuffle_seed: int | None = None
+    drop_near: bool = False  # what `near_holdout.py` found in this shard is left out
 
 
 def run_train(order: TrainOrder) -> dict[str, Any]:
@@ -115,6 +122,15 @@ def run_tokenizer(order: TokenizerOrder) -> dict[str, Any]:
     """Trains the tokenizer on the kept texts of every source, in the order of the listing."""
     withdraw(join(order.out, "tokens", "tokenizer_card.json"))
     begun = time.perf_counter()
+    tokenizer = train_on_kept(order)
+    publish_bytes(join(order.out, "tokens", "tokenizer.json"), tokenizer_bytes(tokenizer))
+    card = {"key": order.key, "vocab_size": tokenizer.get_vocab_size(), "seconds": time.perf_counter() - begun}
+    publish_bytes(join(order.out, "tokens", "tokenizer_card.json"), orjson.dumps(card))
+    return card
+
+
+def train_on_kept(order: TokenizerOrder, on_read: Callable[[int], None] | None = None) -> Tokenizer:
+    """A tokenizer of the texts that a segment kept. on_read: told the bytes of text of each batch that was read."""
     by_source: dict[str, list[Shard]] = {}
     for shard in order.shards:
         by_source.setdefault(shard.source, []).append(shard)
@@ -123,16 +139,14 @@ def run_tokenizer(order: TokenizerOrder) -> dict[str, Any]:
         for shard in shards:
             for batch in kept_batches(parts_of(order.out, order.upstream, "kept", shard, "parquet"), ["text"]):
                 yield batch["text"]
+                if on_read is not None:
+                    on_read(int(pc.sum(pc.binary_length(batch["text"])).as_py() or 0))
 
-    tokenizer = train(
+    return train(
         {source: texts(shards) for source, shards in by_source.items()},
         order.settings,
         holdout_share=order.holdout_share,
     )
-    publish_bytes(join(order.out, "tokens", "tokenizer.json"), tokenizer_bytes(tokenizer))
-    card = {"key": order.key, "vocab_size": tokenizer.get_vocab_size(), "seconds": time.perf_counter() - begun}
-    publish_bytes(join(order.out, "tokens", "tokenizer_card.json"), orjson.dumps(card))
-    return card
 
 
 def run_tokens(order: TokensOrder) -> dict[str, Any]:
@@ -140,14 +154,16 @@ def run_tokens(order: TokensOrder) -> dict[str, Any]:
     folder = join(order.out, "tokens")
     ledger_path = parts_of(order.out, "tokens", "ledger", order.shard, "json")
     withdraw(ledger_path)
+    _remove_pieces(folder, order.shard.part)
     begun = time.perf_counter()
     account = StageLedger(stage="tokenize")
+    near = pa.array(near_documents(order.out, order.shard) if order.drop_near else [], pa.string())
 
     def counted() -> Iterator[Batch]:
         path = parts_of(order.out, order.upstream, "kept", order.shard, "parquet")
         for batch in kept_batches(path, ["doc_id", "source", "text"]):
             account.read = account.read + amount(batch)
-            yield batch
+            yield _without_near(batch, near, order.holdout_share, account) if len(near) else batch
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one worker, one core
     encoder = thread_encoder(
@@ -161,13 +177,15 @@ def run_tokens(order: TokensOrder) -> dict[str, Any]:
         order.holdout_share,
         source=order.shard.source,
         key=order.key,
+        max_tokens=order.max_tokens,
+        shuffle_seed=order.shuffle_seed,
     )
     for info in infos:
         size = Amount(documents=info.documents, bytes=info.bytes, tokens=info.tokens)
         if info.split == "train":
-            account.kept = size
+            account.kept = account.kept + size
         else:
-            account.dropped["holdout"] = size
+            account.dropped["holdout"] = account.dropped.get("holdout", Amount()) + size
     account.read = account.read + Amount(tokens=sum(info.tokens for info in infos))
     _characters(account)
     account.seconds = time.perf_counter() - begun
@@ -195,6 +213,25 @@ def run_tokens(order: TokensOrder) -> dict[str, Any]:
     return ledger.model_dump()
 
 
+def _without_near(batch: Batch, near: pa.Array, holdout_share: float, account: StageLedger) -> Batch:
+    """Leaves out training documents that are near to a held-out one, and books them."""
+    goes = pc.is_in(batch["doc_id"], near).to_numpy(zero_copy_only=False) & ~is_held_out(batch["text"], holdout_share)
+    gone = batch.filter(pa.array(goes))
+    if not gone.num_rows:
+        return batch
+    account.dropped[NEAR_REASON] = account.dropped.get(NEAR_REASON, Amount()) + amount(gone)
+    return batch.filter(pa.array(~goes))
+
+
+def _remove_pieces(folder: str, part: str) -> None:
+    """Removes the token shards of an earlier attempt, which may have been more of them."""
+    fs, inner = filesystem(folder)
+    for name in (part, part.replace("part-", "holdout-", 1)):
+        for path in fs.glob(f"{inner}/{name}.*") + fs.glob(f"{inner}/{name}-*"):
+            fs.rm(path)
+
+
 def _characters(account: StageLedger) -> None:
     """Token shards know bytes, not characters: these are booked as edited, so that the sums are of one kind."""
-    account.edited = Amount(chars=account.read.chars)
+    booked = sum(size.chars for size in account.dropped.values())
+    account.edited = Amount(chars=account.read.chars - booked)

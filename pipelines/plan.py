@@ -20,6 +20,7 @@ from gristmill.pipelines.selection import selection_files
 from gristmill.stages.shards import Shard, exists, filesystem
 from gristmill.stages.stores import stamp_of
 
+NEAR_VERSION = 1  # raise it when other documents count as near to held-out ones
 FORMAT = 2  # raise it when the files of a run change their form
 
 
@@ -56,6 +57,8 @@ class Plan:
     segments: tuple[SegmentPlan, ...]
     tokenizer: str | None
     tokens: tuple[str, ...]
+    held_out: tuple[str, ...] = ()  # keys of the signatures of held-out documents; none where nothing is held out
+    near: tuple[str, ...] = ()  # keys of what each shard has that is near to them
 
 
 def make_plan(recipe: Recipe, shards: Sequence[Shard]) -> Plan:
@@ -78,12 +81,19 @@ def make_plan(recipe: Recipe, shards: Sequence[Shard]) -> Plan:
             passed.append(hash_of(key, cluster if shard.index in sign else None, identities))
         keys = passed
         plans.append(SegmentPlan(segment, trained, sign, cluster, deciding, tuple(keys)))
-    tokenizer: str | None = None
-    tokens: tuple[str, ...] = ()
-    if recipe.tokenizer is not None:
-        tokenizer = hash_of("tokenizer", recipe.tokenizer.model_dump(mode="json"), recipe.tokens.holdout_share, keys)
-        tokens = tuple(hash_of("tokens", tokenizer, recipe.tokens.model_dump(mode="json"), key) for key in keys)
-    return Plan(recipe, tuple(shards), tuple(plans), tokenizer, tokens)
+    if recipe.tokenizer is None:
+        return Plan(recipe, tuple(shards), tuple(plans), None, ())
+    settings = recipe.tokens.model_dump(mode="json")
+    similarity, drop = settings.pop("near_holdout_similarity"), settings.pop("drop_near_holdout")
+    tokenizer = hash_of("tokenizer", recipe.tokenizer.model_dump(mode="json"), recipe.tokens.holdout_share, keys)
+    held_out: list[str] = []
+    near: list[str] = []
+    if recipe.tokens.holdout_share > 0:
+        held_out = [hash_of("held out", NEAR_VERSION, recipe.tokens.holdout_share, key) for key in keys]
+        near = [hash_of("near", similarity, held_out, key) for key in keys]
+    found = near if drop and near else [""] * len(keys)
+    tokens = [hash_of("tokens", tokenizer, settings, key, other) for key, other in zip(keys, found, strict=True)]
+    return Plan(recipe, tuple(shards), tuple(plans), tokenizer, tuple(tokens), tuple(held_out), tuple(near))
 
 
 def _settings(recipe: Recipe, use: StageUse, model_keys: dict[str, str]) -> dict[str, Any]:

@@ -20,9 +20,25 @@ from gristmill.pipelines import downloads, work
 from gristmill.pipelines.engine import Engine, Failure, open_engine
 from gristmill.pipelines.learn import TokenizerOrder, TokensOrder, TrainOrder, run_tokenizer, run_tokens, run_train
 from gristmill.pipelines.listing import frozen
+from gristmill.pipelines.near_holdout import (
+    HOLDOUT_REPORT,
+    NearOrder,
+    find_near,
+    found_card,
+    held_card,
+    sign_held_out,
+    warning,
+    write_holdout_report,
+)
 from gristmill.pipelines.plan import Plan, SegmentPlan, hash_of, make_plan
 from gristmill.pipelines.progress import Display
 from gristmill.pipelines.recipe import Recipe, StageUse, check, kept_schema, model_of
+from gristmill.pipelines.tokenizer_card import (
+    REPORT_VERSION,
+    TOKENIZER_REPORT,
+    TokenizerReportOrder,
+    run_tokenizer_report,
+)
 from gristmill.pipelines.warmup import warm
 from gristmill.stages.ledger import LedgerError, ShardLedger
 from gristmill.stages.readers import columns_of
@@ -37,10 +53,11 @@ from gristmill.stages.shards import (
 from gristmill.stages.stores import check_writable
 from gristmill.tokenize.encode import Encoder
 from gristmill.tokenize.shards import ShardInfo
+from gristmill.tokenize.train import forecast
 from gristmill.tokenize.write import write_manifest
 
 SEGMENT_FOLDER = re.compile(r"^\d{2}-[a-z0-9_]+$")
-PART = re.compile(r"^(part|holdout)-\d+$")
+PART = re.compile(r"^((?:part|holdout)-\d+)(-\d+)?$")  # a token shard may be one of several of its part
 
 
 class RunError(RuntimeError):
@@ -127,7 +144,7 @@ def _prune(plan: Plan, out: str) -> None:
             continue
         for file in fs.find(path):
             stem = file.rsplit("/", 1)[-1].split(".")[0]
-            if PART.match(stem) and stem not in parts:
+            if (found := PART.match(stem)) and found[1] not in parts:
                 fs.rm(file)
 
 
@@ -155,9 +172,29 @@ def pieces_left(plan: Plan, out: str) -> Left:
                 done += 1
             else:
                 todo += 1
-        if card_key(join(out, "tokens", "card.json")) != manifest_key(plan):
-            todo += 1
+        cards = [(join(out, "tokens", "card.json"), manifest_key(plan)), *extra_cards(plan, out)]
+        current = sum(card_key(path) == key for path, key in cards)
+        todo += len(cards) - current
     return Left(todo, done)
+
+
+def extra_cards(plan: Plan, out: str) -> list[tuple[str, str]]:
+    """(path, key) of what is said about the tokens besides their shards: near-duplicates of held-out documents, and how
+    well the tokenizer fits."""
+    cards = [(join(out, TOKENIZER_REPORT), tokenizer_report_key(plan))]
+    if plan.near:
+        cards += [(held_card(out, s), key) for s, key in zip(plan.shards, plan.held_out, strict=True)]
+        cards += [(found_card(out, s), key) for s, key in zip(plan.shards, plan.near, strict=True)]
+        cards.append((join(out, HOLDOUT_REPORT), holdout_report_key(plan)))
+    return cards
+
+
+def tokenizer_report_key(plan: Plan) -> str:
+    return hash_of("tokenizer report", REPORT_VERSION, plan.tokenizer)
+
+
+def holdout_report_key(plan: Plan) -> str:
+    return hash_of("holdout report", list(plan.near), plan.recipe.tokens.drop_near_holdout)
 
 
 def ledger_done(out: str, folder: str, shard: Shard, key: str) -> bool:
@@ -248,7 +285,8 @@ class _Runner:
             raise RunError(
                 f"{len(failures):,} of {len(orders):,} pieces of {name} were given up; the others are done:\n  "
                 + "\n  ".join(listed[:20])
-                + "\nMend the cause and run the same command again; only what is missing is done."
+                + "\nMend the cause and run the same command again; only what is missing is done. (With "
+                "`unreadable: count` in the recipe, a file that cannot be read is a failed document of the books.)"
             )
 
     def _models(self, segment: SegmentPlan, upstream: str | None) -> None:
@@ -335,6 +373,7 @@ class _Runner:
                 max_chars=self.plan.recipe.max_chars,
                 sample_per_reason=self.plan.recipe.sample_per_reason,
                 removals_share=self.plan.recipe.removals_share,
+                count_unreadable=self.plan.recipe.unreadable == "count",
             )
             for shard, key in zip(self.plan.shards, segment.shards, strict=True)
             if not ledger_done(self.out, folder, shard, key)
@@ -368,7 +407,10 @@ class _Runner:
                 shards=plan.shards,
                 holdout_share=plan.recipe.tokens.holdout_share,
             )
+            self.display.say(f"tokenizer: {forecast(self._kept_bytes(folder), plan.recipe.tokenizer)}")
             self._work("tokenizer", run_tokenizer, [order], ["tokenizer"], lambda _: {})
+        if plan.near:
+            self._near_holdout(folder)
         orders = [
             TokensOrder(
                 out=self.out,
@@ -378,6 +420,9 @@ class _Runner:
                 holdout_share=plan.recipe.tokens.holdout_share,
                 encoder=plan.recipe.tokens.encoder,
                 eos_token=plan.recipe.tokenizer.eos_token,
+                max_tokens=plan.recipe.tokens.max_tokens,
+                shuffle_seed=plan.recipe.tokens.seed if plan.recipe.tokens.shuffle == "documents" else None,
+                drop_near=plan.recipe.tokens.drop_near_holdout and bool(plan.near),
             )
             for shard, key in zip(plan.shards, plan.tokens, strict=True)
             if not ledger_done(self.out, "tokens", shard, key)
@@ -385,6 +430,46 @@ class _Runner:
         labels = [order.shard.label for order in orders]
         self._work("token shards", run_tokens, orders, labels, _ledger_figures)
         self._manifest()
+        report = TokenizerReportOrder(self.out, tokenizer_report_key(plan))
+        left = [] if card_key(join(self.out, TOKENIZER_REPORT)) == report.key else [report]
+        self._work("tokenizer report", run_tokenizer_report, left, ["tokenizer report"], lambda _: {})
+
+    def _near_holdout(self, folder: str) -> None:
+        """Signs held-out documents, finds what is near to them, and says so in tokens/holdout_report.json."""
+        plan, settings = self.plan, self.plan.recipe.tokens
+        for name, function, keys, card in (
+            ("held-out documents", sign_held_out, plan.held_out, held_card),
+            ("near held-out documents", find_near, plan.near, found_card),
+        ):
+            orders = [
+                NearOrder(
+                    out=self.out,
+                    key=key,
+                    upstream=folder,
+                    shard=shard,
+                    shards=plan.shards,
+                    holdout_share=settings.holdout_share,
+                    similarity=settings.near_holdout_similarity,
+                )
+                for shard, key in zip(plan.shards, keys, strict=True)
+                if card_key(card(self.out, shard)) != key
+            ]
+            self._work(name, function, orders, [order.shard.label for order in orders], _documents)
+        key = holdout_report_key(plan)
+        if card_key(join(self.out, HOLDOUT_REPORT)) != key:
+            similarity, dropped = settings.near_holdout_similarity, settings.drop_near_holdout
+            write_holdout_report(self.out, plan.shards, similarity, key, dropped=dropped)
+        if text := warning(orjson.loads(read_bytes(join(self.out, HOLDOUT_REPORT)))):
+            self.display.say(text)
+
+    def _kept_bytes(self, folder: str) -> int:
+        """UTF-8 bytes of text that a finished segment kept."""
+        total = 0
+        for shard in self.plan.shards:
+            path = work.parts_of(self.out, folder, "ledger", shard, "json")
+            ledger = ShardLedger.opened(read_bytes(path), path)
+            total += ledger.stages[-1].kept.bytes if ledger.stages else 0
+        return total
 
     def _manifest(self) -> None:
         infos: list[ShardInfo] = []

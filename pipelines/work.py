@@ -37,7 +37,7 @@ from gristmill.stages.documents import (
     apply_decisions,
     slices,
 )
-from gristmill.stages.ledger import FileRecord, ShardLedger, StageLedger, book, count_measures
+from gristmill.stages.ledger import Amount, FileRecord, ShardLedger, StageLedger, book, count_measures
 from gristmill.stages.readers import read_batches
 from gristmill.stages.shards import (
     Shard,
@@ -81,6 +81,7 @@ class ShardOrder:
     max_chars: int
     sample_per_reason: int
     removals_share: float = 0.0  # of documents that go through all stages for the count of removals
+    count_unreadable: bool = False  # a file that cannot be read is a failed document, not the end of the run
 
 
 @dataclass(frozen=True)
@@ -220,7 +221,15 @@ def _input(order: ShardOrder, ledger: ShardLedger) -> Iterator[Batch]:
         batches = read_batches(order.shard, account, ledger.problems, order.max_chars)
         while True:
             started = time.perf_counter()
-            batch = next(batches, None)
+            try:
+                batch = next(batches, None)
+            except ShardError as error:
+                if not order.count_unreadable:
+                    raise
+                lost = Amount(documents=1, bytes=order.shard.size)
+                account.read, account.failed["unreadable"] = account.read + lost, lost
+                ledger.problems.append(f"unreadable: {error}")
+                batch = None
             account.seconds += time.perf_counter() - started
             if batch is None:
                 return

@@ -19,7 +19,13 @@ from gristmill.stages.ledger import Amount, StageLedger, amount
 from gristmill.stages.shards import Shard, ShardError, filesystem
 from gristmill.stages.stores import PatientFile, patiently, stamp_of
 
-READ_FIELDS: dict[str, pa.DataType] = {**BASE_FIELDS, "language": pa.string(), "language_score": pa.float64()}
+# position: where in its file the document stood: byte of a WARC record, line, row, or the file of a bundle
+READ_FIELDS: dict[str, pa.DataType] = {
+    **BASE_FIELDS,
+    "language": pa.string(),
+    "language_score": pa.float64(),
+    "position": pa.string(),
+}
 CONTENT_FIELDS: dict[str, pa.DataType] = {"html": pa.binary(), "html_charset": pa.string(), "text": pa.string()}
 
 MAX_PROBLEMS = 20  # failures that are described; all are counted
@@ -178,16 +184,22 @@ class DamagedStream(ValueError):
         self.reason = reason  # "truncated" or "corrupt"
 
 
-def blocks(file: IO[bytes]) -> Iterator[bytes]:
-    """A file's bytes, decompressed where its first bytes say gzip or zstd, in blocks of bounded size.
+def compression_of(file: IO[bytes]) -> str:
+    """ "gzip", "zstd" or "", by the file's first bytes, and the file is at its beginning again.
 
-    The first bytes decide, not the name: files called .gz that are not compressed are common.
+    The name does not decide: files called .gz that are not compressed are common.
     """
     head = file.read(4)
     file.seek(0)
-    if head.startswith(b"\x1f\x8b"):
+    return "gzip" if head.startswith(b"\x1f\x8b") else "zstd" if head == b"\x28\xb5\x2f\xfd" else ""
+
+
+def blocks(file: IO[bytes], compression: str | None = None) -> Iterator[bytes]:
+    """A file's bytes, decompressed, in blocks of bounded size. compression: by the first bytes where not given."""
+    kind = compression_of(file) if compression is None else compression
+    if kind == "gzip":
         return _gzip_blocks(file)
-    if head == b"\x28\xb5\x2f\xfd":
+    if kind == "zstd":
         return _zstd_blocks(file)
     return iter(lambda: file.read(_BLOCK), b"")
 

@@ -5,8 +5,9 @@ A `warc` shard gives the pages of `response` and `resource` records as HTML; a `
 
 fastwarc reads the records, but a stream that is cut ends for it like any other, and after a damaged record it stops.
 So the length of each record is checked here, and after damage reading goes on at the next record that can be found:
-behind a wrong Content-Length with fastwarc's lenient mode, behind bytes that do not decompress at the next gzip or
-zstd frame. One gap is one failure, however many records were in it: nobody can count those.
+behind a wrong Content-Length with fastwarc's lenient mode or at the frame of the next record, behind bytes that do not
+decompress at the next gzip or zstd frame. One gap is one failure, however many records were in it: nobody can count
+those.
 """
 
 from __future__ import annotations
@@ -147,6 +148,7 @@ def _settle(reading: Reading, record: Record, outcome: Outcome) -> Iterator[Batc
             outcome.metadata,
             None,
             None,
+            record.position,
             *outcome.row,
         )
         yield from reading.keep(row, outcome.weight)
@@ -174,8 +176,16 @@ def records(path: str, file: IO[bytes], wanted: WarcRecordType) -> Iterator[Reco
                     continue
                 if gap:
                     yield gap
-                yield _take(warc, str(position) if inside == 1 else f"{position}.{inside}", wanted)
+                taken = _take(warc, str(position) if inside == 1 else f"{position}.{inside}", wanted)
+                yield taken
                 found, gap = True, None
+                if opener and inside == 1 and taken.read < taken.length:
+                    # Its length went over all that follows. What begins in a frame of its own is a record all the same.
+                    behind = _next_record(file, position + 1, magic, opener)
+                    if behind is not None:
+                        yield Gap(str(position), "wrong_length", "another record begins before that many bytes")
+                        start, skip, lenient = behind, 0, False
+                        break
                 if lenient and position != start:  # in order again, so errors are to be seen again
                     start, skip, lenient = position, inside, False
                     break
@@ -239,6 +249,20 @@ def _next_frame(file: IO[bytes], start: int, magic: bytes) -> int | None:
             return at - len(tail) + found
         at += len(block)
         tail = (tail + block)[1 - len(magic) :]
+    return None
+
+
+def _next_record(file: IO[bytes], start: int, magic: bytes, opener: Callable[[IO[bytes]], Any]) -> int | None:
+    """The first frame from `start` on that begins with a record; what only looks like a frame is passed over."""
+    at = _next_frame(file, start, magic)
+    while at is not None:
+        file.seek(at)
+        try:
+            if opener(file).read(5) == b"WARC/":
+                return at
+        except OSError:
+            pass
+        at = _next_frame(file, at + 1, magic)
     return None
 
 

@@ -17,6 +17,7 @@ from typing import IO, Any
 import fsspec
 import xxhash
 from fsspec.implementations.local import LocalFileSystem
+from pydantic import Field
 
 from gristmill.stages.documents import Settings
 
@@ -27,19 +28,29 @@ class ShardError(ValueError):
     """A shard cannot be read or written at all; the message says which, why, and what to do."""
 
 
+class Member(Settings):
+    """One file of a shard that bundles small files."""
+
+    name: str  # the path below the folder that the listing began at
+    size: int  # bytes
+    stamp: str  # modification time or etag
+
+
 class Shard(Settings):
-    """One input file, or a range of it, in the frozen listing of a run."""
+    """One input file, or a range of it, or a bundle of small files, in the frozen listing of a run."""
 
     index: int  # position in the listing; names the output part, and nothing else depends on it
     source: str
     path: str
     name: str  # the path below the folder that the listing began at: the same wherever the corpus lies
-    format: str  # "warc", "wet", "jsonl" or "parquet"
+    format: str  # a key of `readers.FORMATS`
     size: int  # bytes of the whole file
     stamp: str  # modification time or etag: with path and size, the identity of the content
     dump: str | None = None
-    start: int = 0  # first row group (parquet); 0 for formats that are not split
-    stop: int | None = None  # row group after the last; None reads to the end
+    start: int = 0  # first row group (parquet) or byte (jsonl); 0 for formats that are not split
+    stop: int | None = None  # the row group or byte after the last; None reads to the end
+    columns: dict[str, str] = Field(default_factory=dict)  # our column -> the input's, where the recipe maps them
+    members: tuple[Member, ...] = ()  # of a bundle: `path` is their folder then, and `name` is empty
 
     @property
     def part(self) -> str:
@@ -48,7 +59,12 @@ class Shard(Settings):
     @property
     def label(self) -> str:
         """Path and range, for messages."""
-        return self.path if self.stop is None else f"{self.path}[{self.start}:{self.stop}]"
+        if self.members:
+            more = f" and {len(self.members) - 1:,} more files" if len(self.members) > 1 else ""
+            return f"{join(self.path, self.members[0].name)}{more}"
+        if not self.start and self.stop is None:
+            return self.path
+        return f"{self.path}[{self.start}:{'' if self.stop is None else self.stop}]"
 
 
 def filesystem(path: str) -> tuple[Any, str]:

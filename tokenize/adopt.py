@@ -23,9 +23,10 @@ from tokenizers import Tokenizer
 from gristmill.stages.shards import publish_bytes
 from gristmill.tokenize.encode import Encoder
 from gristmill.tokenize.export import MEGATRON_CODES, MEGATRON_MAGIC
+from gristmill.tokenize.pieces import index_bytes
 from gristmill.tokenize.shards import INDEX_SCHEMA, ShardInfo, TokenError, TokenManifest, local_folder, map_file
 from gristmill.tokenize.tokenizer_json import token_byte_lengths
-from gristmill.tokenize.write import index_bytes, write_manifest
+from gristmill.tokenize.write import write_manifest
 
 _MEGATRON_HEAD = struct.Struct("<9sQBQQ")  # magic, version, dtype code, sequences, entries of the document list
 

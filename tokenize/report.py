@@ -12,8 +12,10 @@ spaces between words, tokens per word say nothing, and bytes per token are the f
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +31,12 @@ COMMON_WORDS = 1_000
 INDENTATIONS = (1, 2, 3, 4, 6, 8, 12, 16)  # spaces at the start of a line of code
 NUMBERS = ("7", "42", "365", "2026", "65536", "3.14159", "1,000,000")
 
-_WORD = re.compile(r"\w+")
+
+@cache
+def words_of() -> re.Pattern[str]:
+    """A run of letters, marks and digits. `\\w` alone has no marks, and would cut Hindi at every vowel sign."""
+    marks = [c for c in (*range(0x300, 0x20000), *range(0xE0100, 0xE01F0)) if unicodedata.category(chr(c))[0] == "M"]
+    return re.compile(rf"[\w{''.join(map(chr, marks))}]+")
 
 
 class _Data(BaseModel):
@@ -100,9 +107,11 @@ class TokenizerReport(_Data):
             ("vocabulary", [f"{f.vocab_size:,}" for f in figures]),
             ("unused in the sample", [f"{f.unused_share:.1%}" for f in figures]),
             ("documents with losses", [f"{f.total.lossy:,}" for f in figures]),
-            ("tokens of 8 spaces", [str(f.indentation[8]) for f in figures]),
-            ("tokens of 2026", [str(f.numbers["2026"]) for f in figures]),
         ]
+        rows += [("tokens of spaces before code", [""] * len(names))]
+        rows += [(f"{n}", [str(f.indentation[n]) for f in figures]) for n in INDENTATIONS]
+        rows += [("tokens of numbers", [""] * len(names))]
+        rows += [(number, [str(f.numbers[number]) for f in figures]) for number in NUMBERS]
         return "\n".join(f"{name:<{left}}" + "".join(f"{cell:>{width}}" for cell in cells) for name, cells in rows)
 
 
@@ -116,7 +125,7 @@ def tokenizer_report(
     """
     samples = _samples(batches, max_bytes, max_chars)
     texts = {group: [text.decode() for text in samples[group].texts()] for group in sorted(samples)}
-    words = {group: Counter(word for text in texts[group] for word in _WORD.findall(text)) for group in texts}
+    words = {group: Counter(word for text in texts[group] for word in words_of().findall(text)) for group in texts}
     sizes = {group: sum(len(text.encode()) for text in texts[group]) for group in texts}
     figures = {name: _figures(data, texts, words) for name, data in tokenizers.items()}
     return TokenizerReport(sample=sizes, tokenizers=figures)

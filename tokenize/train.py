@@ -202,6 +202,16 @@ def estimate(corpus_bytes: int, settings: TokenizerSettings) -> tuple[int, float
     return sampled * TRAIN_MEMORY_PER_BYTE, sampled / TRAIN_BYTES_PER_SECOND
 
 
+def forecast(corpus_bytes: int, settings: TokenizerSettings) -> str:
+    """What training will take, in a sentence for people."""
+    memory, seconds = estimate(corpus_bytes, settings)
+    sampled = min(corpus_bytes, settings.max_bytes)
+    return (
+        f"learns {settings.vocab_size:,} tokens from {sampled / 1e6:,.1f} MB of {corpus_bytes / 1e6:,.1f} MB of text: "
+        f"about {memory / 1e6:,.0f} MB of memory and {seconds:,.0f} s after reading"
+    )
+
+
 def pre_tokenizer(split: Split, *, single_digits: bool) -> pre_tokenizers.PreTokenizer:
     """How text is cut before merging, as published: `gpt2` by OpenAI in 2019 (with single digits as StarCoder does),
     `cl100k` by OpenAI in 2022, `llama3` by Meta in 2024 (the expression of cl100k; whole words of the vocabulary are

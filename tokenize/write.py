@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import IO
 
 import numpy as np
 import pyarrow as pa
@@ -21,11 +20,11 @@ import xxhash
 from numba import njit
 
 from gristmill.stages.documents import Batch
-from gristmill.stages.shards import join, publish, publish_bytes
+from gristmill.stages.shards import join, publish_bytes
 from gristmill.tokenize.encode import Encoder
+from gristmill.tokenize.pieces import Pieces, Spool
 from gristmill.tokenize.sample import is_held_out
 from gristmill.tokenize.shards import (
-    INDEX_SCHEMA,
     MANIFEST_FILE,
     TOKENIZER_FILE,
     ShardInfo,
@@ -44,15 +43,21 @@ def write_shard(
     *,
     source: str | None = None,
     key: str = "",
+    max_tokens: int | None = None,
+    shuffle_seed: int | None = None,
 ) -> list[ShardInfo]:
-    """Writes the token shard of one shard of documents -> its training part, then its held-out part.
+    """Writes the token shards of one shard of documents -> those of its training part, then of its held-out part.
 
     batches: columns `doc_id`, `source`, `text`; others are ignored. part_name: "part-00000"; the held-out part is
     named "holdout-00000" and is written when holdout_share > 0, even if it is empty. source: needed only where there
     may be no documents to take it from. key: identity of the shard of documents, kept in the manifest.
 
-    Raises TokenError for an empty or null text, two sources in one shard, or ids that no text may have. Files appear
-    whole or not at all.
+    max_tokens: of a token shard, end-of-text ids included. What is more goes on in "part-00000-001" and so on; a
+    document is never cut. shuffle_seed: documents in the order of a hash of seed and doc_id, within this shard of
+    documents; the ids wait in a temporary file, so memory holds some 50 bytes a document and no text.
+
+    Raises TokenError for an empty or null text, two sources in one shard, ids that no text may have, or a document
+    longer than max_tokens. Each file appears whole or not at all; without max_tokens, all of them or none.
     """
     if not part_name.startswith("part-"):
         raise TokenError(f"A token shard is named part-NNNNN, not {part_name!r}.")
@@ -61,7 +66,10 @@ def write_shard(
         names["holdout"] = part_name.replace("part-", "holdout-", 1)
     begun = False
     with ExitStack() as files:
-        pairs = {split: _Pair(files, folder, name, encoder) for split, name in names.items()}
+        cut = {name: Pieces(folder, name, encoder.dtype, max_tokens) for name in names.values()}
+        for pieces in cut.values():
+            files.push(pieces.close)
+        spooled = {n: files.enter_context(Spool(p, shuffle_seed)) for n, p in cut.items() if shuffle_seed is not None}
         for batch in batches:
             if not batch.num_rows:
                 continue
@@ -72,13 +80,23 @@ def write_shard(
                 begun = True
             held_out = is_held_out(texts, holdout_share)
             needed = batch.select(["doc_id", "text"])
-            for split, pair in pairs.items():
+            for split, name in names.items():
                 chosen = held_out if split == "holdout" else ~held_out
                 if chosen.any():
-                    pair.add(needed if chosen.all() else needed.filter(pa.array(chosen)), source)
+                    rows = needed if chosen.all() else needed.filter(pa.array(chosen))
+                    _encode(rows, encoder, spooled.get(name, cut[name]))
         if source is None:
             raise TokenError(f"{part_name}: no documents, and no source named; name the source of an empty shard.")
-        return [pair.finish(split, source, key) for split, pair in pairs.items()]
+        for spool in spooled.values():
+            spool.empty()
+        return [info for split, name in names.items() for info in cut[name].finish(split, source, key)]
+
+
+def _encode(rows: Batch, encoder: Encoder, to: Pieces | Spool) -> None:
+    encoded = encoder.encode(rows["text"])
+    utf8 = pc.binary_length(rows["text"]).cast(pa.uint32())
+    ids = with_eos(encoded.ids, encoded.lengths, encoder.eos_id)
+    to.add(rows["doc_id"].cast(pa.string()), ids, encoded.lengths + 1, utf8)
 
 
 def write_manifest(
@@ -94,7 +112,7 @@ def write_manifest(
     Shards are listed training split first, by name, whatever the order given. plain_text: no document holds a special
     id but its last, which is so for everything that `write_shard` writes. Raises TokenError when two have one name.
     """
-    shards = sorted(infos, key=lambda info: (info.split != "train", len(info.name), info.name))
+    shards = sorted(infos, key=_order)
     names = [info.name for info in shards]
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:
@@ -114,13 +132,9 @@ def write_manifest(
     return manifest
 
 
-def index_bytes(table: pa.Table) -> bytes:
-    """An .idx file. One record batch, so that the bytes do not depend on how the rows were gathered."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, INDEX_SCHEMA) as writer:
-        writer.write_table(table.combine_chunks())
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+def _order(info: ShardInfo) -> tuple[bool, list[tuple[int, str]]]:
+    """part-00002 before part-00002-001 before part-00003 before part-100000."""
+    return info.split != "train", [(len(number), number) for number in info.name.split("-")]
 
 
 def with_eos(ids: np.ndarray, lengths: np.ndarray, eos_id: int) -> np.ndarray:
@@ -140,55 +154,6 @@ def _copy_with_eos(ids, lengths, eos, out):  # type: ignore[no-untyped-def]
             target += 1
         out[target] = eos
         target += 1
-
-
-class _Pair:
-    """A .bin and an .idx being written."""
-
-    def __init__(self, files: ExitStack, folder: str, name: str, encoder: Encoder) -> None:
-        self.name, self._encoder = name, encoder
-        self._bin: IO[bytes] = files.enter_context(publish(join(folder, f"{name}.bin")))
-        self._idx: IO[bytes] = files.enter_context(publish(join(folder, f"{name}.idx")))
-        self._digest = xxhash.xxh3_128()
-        self._rows: list[pa.RecordBatch] = []
-        self._tokens = self._bytes = 0
-
-    def add(self, rows: Batch, source: str) -> None:
-        texts = rows["text"]
-        encoded = self._encoder.encode(texts)
-        lengths = encoded.lengths + 1
-        data = with_eos(encoded.ids, encoded.lengths, self._encoder.eos_id).tobytes()
-        self._bin.write(data)
-        self._digest.update(data)
-        starts = self._tokens + np.concatenate([[0], np.cumsum(lengths)])
-        utf8 = pc.binary_length(texts).cast(pa.uint32())
-        columns = [
-            rows["doc_id"].cast(pa.string()),
-            pa.array([source], pa.string()).take(pa.array(np.zeros(len(lengths), np.int32))),
-            pa.array(starts[:-1], pa.uint64()),
-            pa.array(lengths, pa.uint32()),
-            utf8,
-        ]
-        self._rows.append(pa.RecordBatch.from_arrays(columns, schema=INDEX_SCHEMA))
-        self._tokens = int(starts[-1])
-        self._bytes += int(pc.sum(utf8).as_py())
-
-    def finish(self, split: Split, source: str, key: str) -> ShardInfo:
-        table = pa.Table.from_batches(self._rows, INDEX_SCHEMA)
-        index = index_bytes(table)
-        self._idx.write(index)
-        return ShardInfo(
-            name=self.name,
-            source=source,
-            split=split,
-            documents=table.num_rows,
-            tokens=self._tokens,
-            bytes=self._bytes,
-            idx_bytes=len(index),
-            bin_xxh3=self._digest.hexdigest(),
-            idx_xxh3=xxhash.xxh3_128_hexdigest(index),
-            key=key,
-        )
 
 
 def _one_source(batch: Batch, source: str | None, part_name: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from gristmill.pipelines.inspect import spread
+from gristmill.pipelines.near_holdout import warning
 from gristmill.pipelines.open_run import HELD_OUT, INPUT, TOKENS, FunnelRow, Run, funnel, share
 from gristmill.pipelines.removed import languages_of, left_out, removed
 from gristmill.pipelines.report.ablation import ablation
@@ -24,6 +25,7 @@ from gristmill.pipelines.report.dedupe import duplicates
 from gristmill.pipelines.report.limits import StageRules, rules_of
 from gristmill.pipelines.report.samples import sample
 from gristmill.pipelines.report.scan import Scan, scan
+from gristmill.pipelines.report.tokenizer import holdout, tokenizer
 from gristmill.pipelines.report.what_if import what_ifs
 from gristmill.stages.ledger import Amount, StageLedger
 
@@ -60,6 +62,8 @@ def page_data(run: Run, stages: Mapping[str, type]) -> dict[str, Any]:
         "models": run.models,
         "clusters": {name: _cluster(run, name, card) for name, card in run.clusters.items()},
         "tokens": _tokens(run),
+        "tokenizer": tokenizer(run),
+        "holdout": holdout(run),
         "ablation": ablation(run),
         "operations": _operations(run),
     }
@@ -118,6 +122,8 @@ def _warnings(run: Run, rows: list[FunnelRow]) -> list[str]:
         of_source = [row for row in rows if row.source == source]
         if of_source and of_source[0].documents and not of_source[-1].documents:
             out.append(f"Nothing of source {source} is left.")
+    if text := warning(holdout(run) or {}):
+        out.append(text)
     return out
 
 

@@ -26,7 +26,11 @@ VERBS = (
     "warmup",
     "calibrate",
     "models",
+    "tokenizer",
+    "tokens",
 )
+
+TOKEN_VERBS = ("tokenizer train", "tokenizer report", *(f"tokens {v}" for v in "show verify export import".split()))
 
 
 def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -41,7 +45,7 @@ def test_all_verbs_are_there() -> None:
     assert set(VERBS) <= set(get_command(app).commands)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("verb", [*VERBS, "mixture plan", "models train", "models eval", "models score"])
+@pytest.mark.parametrize("verb", [*VERBS, "mixture plan", "models train", "models eval", "models score", *TOKEN_VERBS])
 def test_help_ends_in_an_example(verb: str) -> None:
     shown = CliRunner().invoke(app, [*verb.split(), "--help"])
     assert shown.exit_code == 0

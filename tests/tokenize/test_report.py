@@ -61,6 +61,14 @@ def test_common_words_in_one_token():
     assert report.tokenizers["t"].whole_words == {"s/unknown": 0.5}
 
 
+def test_a_word_of_hindi_is_one_word(of_bytes):
+    """Vowel signs and the virama are marks, which belong to their word: two words here."""
+    report = tokenizer_report(
+        {"bytes": of_bytes}, [batch(["\u0939\u093f\u0928\u094d\u0926\u0940 \u092d\u093e\u0937\u093e"], ["s"])]
+    )
+    assert report.tokenizers["bytes"].groups["s/unknown"].words == 2
+
+
 def test_the_order_of_documents_does_not_matter(tokenizer_json, real_texts):
     whole = batch(real_texts, ["docs"] * len(real_texts))
     backwards = [whole.slice(i, 1) for i in reversed(range(whole.num_rows))]

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from gristmill.tokenize.encode import Encoder
+from gristmill.tokenize.pieces import index_bytes
 from gristmill.tokenize.sample import is_held_out
 from gristmill.tokenize.shards import (
     INDEX_SCHEMA,
@@ -30,7 +31,7 @@ from gristmill.tokenize.shards import (
 )
 from gristmill.tokenize.tokenizer_json import token_byte_lengths
 from gristmill.tokenize.verify import verify_tokens
-from gristmill.tokenize.write import index_bytes, with_eos, write_manifest, write_shard
+from gristmill.tokenize.write import with_eos, write_manifest, write_shard
 
 
 def files_of(folder):

@@ -11,8 +11,8 @@ import pytest
 import torch
 import xxhash
 
+from gristmill.tokenize.pieces import index_bytes
 from gristmill.tokenize.shards import INDEX_SCHEMA, ShardInfo, TokenManifest
-from gristmill.tokenize.write import index_bytes
 from gristmill.trainer.config import Run, TrainConfig
 from gristmill.trainer.group import ALONE
 from gristmill.trainer.train import work
