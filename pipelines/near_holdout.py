@@ -28,7 +28,7 @@ from gristmill.stages.shards import Shard, filesystem, join, publish, publish_by
 from gristmill.tokenize.sample import is_held_out
 
 NEAR_REASON = "near_holdout"
-HELD, FOUND = "tokens/near/held", "tokens/near/found"
+NEAR, HELD, FOUND = "tokens/near", "tokens/near/held", "tokens/near/found"
 HOLDOUT_REPORT = "tokens/holdout_report.json"
 BANDS, ROWS = 20, 5  # a pair of Jaccard similarity 0.7 is found with probability 0.975
 MAX_CANDIDATES = 100  # held-out documents that one document is compared with

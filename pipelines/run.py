@@ -22,6 +22,7 @@ from gristmill.pipelines.learn import TokenizerOrder, TokensOrder, TrainOrder, r
 from gristmill.pipelines.listing import frozen
 from gristmill.pipelines.near_holdout import (
     HOLDOUT_REPORT,
+    NEAR,
     NearOrder,
     find_near,
     found_card,
@@ -411,6 +412,8 @@ class _Runner:
             self._work("tokenizer", run_tokenizer, [order], ["tokenizer"], lambda _: {})
         if plan.near:
             self._near_holdout(folder)
+        else:
+            _forget_near(self.out)
         orders = [
             TokensOrder(
                 out=self.out,
@@ -484,6 +487,14 @@ class _Runner:
         )
         write_manifest(join(self.out, "tokens"), infos, encoder, holdout_share=self.plan.recipe.tokens.holdout_share)
         publish_bytes(join(self.out, "tokens", "card.json"), orjson.dumps({"key": manifest_key(self.plan)}))
+
+
+def _forget_near(out: str) -> None:
+    """Removes what an earlier recipe, which held documents out, left about them."""
+    for name in (NEAR, HOLDOUT_REPORT):
+        fs, inner = filesystem(join(out, name))
+        if fs.exists(inner):
+            fs.rm(inner, recursive=True)
 
 
 def _documents(card: Mapping[str, Any]) -> dict[str, int]:
