@@ -317,8 +317,10 @@ def warmup() -> None:
 
 
 def _add_verbs() -> None:
-    from gristmill.pipelines import cli_models, cli_tokens, cli_training
+    from gristmill.pipelines import cli_documents, cli_download, cli_models, cli_tokens, cli_training
 
+    cli_documents.register(app)
+    cli_download.register(app)
     cli_models.register(app)
     cli_tokens.register(app)
     cli_training.register(app)
@@ -354,13 +356,14 @@ def _exit_code(error: Exception) -> int | None:
     failed: tuple[type[Exception], ...] = ()
     names: dict[str, Any] = sys.modules
     for module, name, is_asked in (
-        ("gristmill.pipelines.listing", "InputError", True),
+        ("gristmill.pipelines.downloads", "InputError", True),
         ("gristmill.pipelines.open_run", "RunError", True),
         ("gristmill.pipelines.engine", "EngineError", False),
         ("gristmill.pipelines.run", "RunError", False),
         ("gristmill.stages.kneser_ney", "ModelError", False),
         ("gristmill.stages.ledger", "LedgerError", False),
         ("gristmill.stages.shards", "ShardError", False),
+        ("gristmill.stages.stores", "StoreLost", False),
         ("gristmill.tokenize.shards", "TokenError", False),
         ("gristmill.trainer.config", "TrainError", False),
     ):

@@ -31,6 +31,7 @@ from gristmill.pipelines.work import kept_batches
 from gristmill.stages.documents import BASE_FIELDS, Batch
 from gristmill.stages.minhash import MinHash, recall
 from gristmill.stages.shards import Shard, join, publish_bytes
+from gristmill.stages.stores import local_copy
 
 LEVELS = tuple(round(0.5 + 0.05 * i, 2) for i in range(10))  # Jaccard similarities that copies are made for
 MIN_SHINGLES = 60  # of a document to copy; fewer cannot be edited to a similarity
@@ -110,7 +111,7 @@ def audit(run: Run, documents: int = 1_000, pairs: int = 500, seed: int = 0) -> 
 
 def _stage_of(run: Run) -> tuple[str, str, recipes.StageUse]:
     """(segment, the one before, the use of minhash)"""
-    loaded = recipes.load(join(run.path, "recipe.yaml"))
+    loaded = recipes.load(local_copy(join(run.path, "recipe.yaml")))
     before = ""
     for segment in recipes.segments(loaded):
         if segment.gate is not None and isinstance(segment.gate.stage, MinHash):

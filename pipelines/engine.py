@@ -1,8 +1,9 @@
 """The one engine: where the work of a run is done. The only module that knows Dask.
 
 `engine.run(function, orders, done)` calls `done(position, result)` as pieces end and gives back what failed. The
-scheduler holds a few pieces a worker at a time, however many there are; a piece that fails for the storage's sake is
-tried again; a piece that kills its worker three times is given up with its error, and the rest goes on.
+scheduler holds a few pieces a worker at a time, however many there are, or `at_once` of them altogether; a piece that
+fails for the storage's sake is tried again; a piece that kills its worker three times is given up with its error, and
+the rest goes on.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from gristmill.stages.stores import passing
 
 Done = Callable[[int, Any], None]
 
@@ -42,7 +45,9 @@ class Engine(Protocol):
     @property
     def dashboard(self) -> str | None: ...
 
-    def run(self, function: Callable[[Any], Any], orders: Sequence[Any], done: Done) -> list[Failure]: ...
+    def run(
+        self, function: Callable[[Any], Any], orders: Sequence[Any], done: Done, at_once: int | None = None
+    ) -> list[Failure]: ...
 
 
 class InProcess:
@@ -51,18 +56,22 @@ class InProcess:
     workers = 1
     dashboard = None
 
-    def run(self, function: Callable[[Any], Any], orders: Sequence[Any], done: Done) -> list[Failure]:
+    def run(
+        self, function: Callable[[Any], Any], orders: Sequence[Any], done: Done, at_once: int | None = None
+    ) -> list[Failure]:
         failures = []
         for position, order in enumerate(orders):
             for attempt in range(1, TRIES + 1):
                 try:
                     done(position, function(order))
                     break
-                except OSError as error:
-                    if attempt == TRIES or isinstance(error, FileNotFoundError):
-                        failures.append(Failure(position, _say(error)))
-                        break
-                except (ValueError, RuntimeError, AssertionError) as error:
+                except Exception as error:
+                    if passing(error) and attempt < TRIES:
+                        continue
+                    if not passing(error) and not isinstance(
+                        error, OSError | ValueError | RuntimeError | AssertionError
+                    ):
+                        raise
                     failures.append(Failure(position, _say(error)))
                     break
         return failures
@@ -79,7 +88,9 @@ class OnDask:
     def workers(self) -> int:
         return max(1, sum(self._client.nthreads().values()))
 
-    def run(self, function: Callable[[Any], Any], orders: Sequence[Any], done: Done) -> list[Failure]:
+    def run(
+        self, function: Callable[[Any], Any], orders: Sequence[Any], done: Done, at_once: int | None = None
+    ) -> list[Failure]:
         from distributed import as_completed
 
         failures: list[Failure] = []
@@ -94,7 +105,7 @@ class OnDask:
             flying[future] = position
             completed.add(future)
 
-        for _ in range(WINDOW * self.workers):
+        for _ in range(at_once or WINDOW * self.workers):
             if (position := next(waiting, None)) is not None:
                 submit(position)
         for future in completed:
@@ -103,9 +114,8 @@ class OnDask:
                 done(position, future.result())
             else:
                 error = future.exception()
-                transient = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
                 lost = future.status == "cancelled"
-                if (transient or lost) and tries[position] < TRIES:
+                if (passing(error) or lost) and tries[position] < TRIES:
                     submit(position)
                     continue
                 failures.append(Failure(position, _say(error)))

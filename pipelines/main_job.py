@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import orjson
 
 from gristmill.pipelines import recipe as recipes
+from gristmill.pipelines.downloads import missing as downloads_missing
 from gristmill.pipelines.listing import frozen
 from gristmill.pipelines.open_run import funnel, open_run
 from gristmill.pipelines.plan import make_plan
@@ -19,6 +21,7 @@ from gristmill.pipelines.report.write import write_report
 from gristmill.pipelines.run import Options, pieces_left, run
 from gristmill.pipelines.tables import console, funnel_table, plain_table
 from gristmill.stages.shards import exists, join
+from gristmill.stages.stores import is_local
 
 
 def run_folder(recipe: Recipe, out: str | None) -> str:
@@ -33,6 +36,11 @@ def main_job(recipe_path: str, out: str | None, options: Options, *, as_json: bo
     """
     recipe = recipes.load(recipe_path)
     folder = run_folder(recipe, out)
+    if ablation and recipe.ablation is not None and not is_local(folder):
+        raise RecipeError(
+            f"`ablation` trains in a local folder, and this run lies at {folder}. Pass --no-ablation, then run "
+            f"`gristmill ablate {recipe.ablation.file} {folder}/tokens --out FOLDER`."
+        )
     ranking: dict[str, Any] | None = None
     with Display(as_json=as_json) as display:
         outcome = run(recipe, folder, options, display)
@@ -82,10 +90,19 @@ def _show(folder: str, report: str, ranking: dict[str, Any] | None, *, as_json: 
     shown.print(f"Report: {report}", highlight=False)
 
 
+def _missing(folder: str, missing: Mapping[str, int]) -> str:
+    """What there is to say before the files are there."""
+    lines = [f"  source {source}: {count:,} files to download" for source, count in missing.items()]
+    return "\n".join([f"{folder}: the shards are known when the downloads are there.", *lines])
+
+
 def dry_run(recipe_path: str, out: str | None, options: Options, *, as_json: bool) -> str:
     """What `run` would do, as a text for people or programs. Writes the frozen listing, nothing else."""
     recipe = recipes.load(recipe_path)
     folder = run_folder(recipe, out)
+    missing = downloads_missing(recipe, folder)
+    if missing:
+        return orjson.dumps({"run": folder, "to_download": missing}).decode() if as_json else _missing(folder, missing)
     plan = make_plan(recipe, frozen(recipe, folder, refresh=options.refresh_inputs))
     left = pieces_left(plan, folder)
     segments = [

@@ -44,6 +44,7 @@ from gristmill.stages.perplexity import (
 from gristmill.stages.readers_common import clean_string
 from gristmill.stages.settings_file import build, nearest, read
 from gristmill.stages.shards import exists, filesystem, join, read_bytes
+from gristmill.stages.stores import local_copy
 from gristmill.stages.train_fasttext import evaluate
 
 Rows: TypeAlias = list[dict[str, Any]]
@@ -134,7 +135,7 @@ def evaluate_language_model(model: str, files: Sequence[str], display: Display) 
 
     Documents whose language has no model are counted as `without_model`.
     """
-    models = load_models(model)
+    models = load_models(local_copy(model))
     sums = {language: _Sums() for language in models}
     without = 0
     for batch in _batches(files, display, with_language=ANY_LANGUAGE not in models):
@@ -195,7 +196,7 @@ def evaluate_classifier(
     label: str = POSITIVE,
 ) -> dict[str, Any]:
     """Precision and recall at `min_score`, AUC and calibration on the documents of files."""
-    stage = Classifier.model_validate({"model": model, "label": label})
+    stage = Classifier.model_validate({"model": local_copy(model), "label": label})
     scores = [
         np.concatenate([np.zeros(0), *(column(stage(b).kept, "classifier.score") for b in _batches(files, display))])
         for files in (positive, negative)
@@ -205,6 +206,7 @@ def evaluate_classifier(
 
 def scorer(model: str, label: str = POSITIVE) -> Callable[[Batch], Batch]:
     """A function that gives batches the columns that the model's stage adds. Raises ModelError."""
+    model = local_copy(model)
     if kind_of(model) == "fasttext":
         classifier = Classifier.model_validate({"model": model, "label": label})
         return lambda batch: classifier(batch).kept

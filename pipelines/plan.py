@@ -18,6 +18,7 @@ import xxhash
 from gristmill.pipelines.recipe import Recipe, Segment, StageUse, model_of, segments
 from gristmill.pipelines.selection import selection_files
 from gristmill.stages.shards import Shard, exists, filesystem
+from gristmill.stages.stores import stamp_of
 
 NEAR_VERSION = 1  # raise it when other documents count as near to held-out ones
 FORMAT = 2  # raise it when the files of a run change their form
@@ -129,10 +130,7 @@ def _stamps(path: str) -> list[tuple[str, int, str]]:
     """(path below, size, modification time or etag) of a file, or of every file of a folder."""
     fs, inner = filesystem(path)
     found = fs.find(inner, detail=True) if fs.isdir(inner) else {inner: fs.info(inner)}
-    return [
-        (name[len(inner) :], int(info["size"]), str(info.get("ETag") or info.get("mtime") or ""))
-        for name, info in sorted(found.items())
-    ]
+    return [(name[len(inner) :], int(info["size"]), stamp_of(info)) for name, info in sorted(found.items())]
 
 
 def _model_identity(recipe: Recipe, name: str) -> tuple[int, list[Any]]:

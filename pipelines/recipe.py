@@ -4,6 +4,7 @@
     sources:
       web: {files: "crawl/*.warc.gz"}
       books: {files: "books/*.parquet"}
+      crawl: {download: {crawl: CC-MAIN-2024-10, kind: wet, files: 10}}
     models:
       prose: {kenlm: {text: {sources: [books], max_bytes: 20_000_000}, order: 3}}
     stages:
@@ -37,11 +38,13 @@ from gristmill.stages.classifier import Classifier
 from gristmill.stages.datatrove import Datatrove
 from gristmill.stages.decontaminate import Decontaminate
 from gristmill.stages.documents import BASE_FIELDS, Settings
+from gristmill.stages.download_listing import Download
 from gristmill.stages.evaluation_sets import EvaluationSet, short_form
 from gristmill.stages.exact import Exact
 from gristmill.stages.extract import Extract
 from gristmill.stages.fineweb import FineWeb
 from gristmill.stages.gopher import GopherQuality, GopherRepetition
+from gristmill.stages.hf_folder import HF
 from gristmill.stages.language import Language
 from gristmill.stages.lines_across import LinesAcross
 from gristmill.stages.minhash import MinHash
@@ -50,6 +53,7 @@ from gristmill.stages.normalize import Normalize
 from gristmill.stages.paragraphs import Paragraphs
 from gristmill.stages.perplexity import Perplexity
 from gristmill.stages.pii import Pii
+from gristmill.stages.readers import FORMATS, MAPPED
 from gristmill.stages.readers_common import READ_FIELDS
 from gristmill.stages.refinedweb_lines import RefinedWebLines
 from gristmill.stages.settings_file import SettingsError, SettingsFile, build, nearest, read
@@ -92,9 +96,32 @@ class RecipeError(SettingsError):
 class Source(Settings):
     """Where documents come from."""
 
-    files: str | list[str]  # fsspec paths or globs
-    format: str | None = None  # "warc", "wet", "jsonl", "parquet"; by the file name where not given
+    files: str | list[str] | None = None  # fsspec paths or globs
+    download: Download | None = None  # what to fetch instead; exactly one of the two
+    # "warc", "wet", "jsonl", "parquet", "arrow", "csv", "tsv", "text", or "hf" for folders of Hugging Face datasets;
+    # by the file name where not given
+    format: str | None = None
     dump: str | None = None  # name of the crawl, for dedupe within a dump
+    columns: dict[str, str] = Field(default_factory=dict)  # our column -> the input's, as {text: content}
+    config: str | None = None  # of a "hf" folder; its default one where not given
+    split: str | None = None  # of a "hf" folder; "train" where not given
+
+    @model_validator(mode="after")
+    def _known(self) -> Source:
+        for name in self.columns:
+            if name not in MAPPED:
+                raise ValueError(f"`columns` has no `{name}`.{nearest(name, MAPPED)} Known: {', '.join(MAPPED)}.")
+        if self.format is not None and self.format not in (*FORMATS, HF):
+            raise ValueError(f"no format `{self.format}`.{nearest(self.format, (*FORMATS, HF))}")
+        if self.format != HF and (self.config or self.split):
+            raise ValueError(f"`config` and `split` are for `format: {HF}`.")
+        return self
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Source:
+        if (self.files is None) == (self.download is None):
+            raise ValueError("a source has `files`, or a `download`; exactly one of them.")
+        return self
 
 
 class StageUse(Settings):
@@ -163,7 +190,11 @@ class Recipe(Settings):
     sample_per_reason: int = 20  # dropped documents per shard and reason whose full text is kept
     # Share of documents that go through every stage, dropped or not, to count what each rule removes by itself.
     removals_share: float = Field(default=1.0, ge=0, le=1)
-    shard_bytes: int = 512_000_000  # Parquet files above it are split by row groups
+    # Bigger files are split: Parquet by row groups; JSONL at any line, by zstd frame or by block of bgzip. Text files
+    # are bundled up to it.
+    shard_bytes: int = Field(default=512_000_000, gt=0)
+    # A file that cannot be read at all: the run stops and names it, or it is one failed document of the ledger.
+    unreadable: Literal["stop", "count"] = "stop"
 
     @model_validator(mode="after")
     def _names(self) -> Recipe:

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 from ruamel.yaml import YAML
 
-from gristmill.pipelines import work
+from gristmill.pipelines import downloads, work
 from gristmill.pipelines.engine import Engine, Failure, open_engine
 from gristmill.pipelines.learn import TokenizerOrder, TokensOrder, TrainOrder, run_tokenizer, run_tokens, run_train
 from gristmill.pipelines.listing import frozen
@@ -51,6 +51,7 @@ from gristmill.stages.shards import (
     read_bytes,
     remove_leftovers,
 )
+from gristmill.stages.stores import check_writable
 from gristmill.tokenize.encode import Encoder
 from gristmill.tokenize.shards import ShardInfo
 from gristmill.tokenize.train import forecast
@@ -89,6 +90,8 @@ def run(recipe: Recipe, out: str, options: Options, display: Display) -> Outcome
 
     Raises SettingsError and InputError before any work, RunError when pieces were given up: it names each of them.
     """
+    check_writable(out)
+    downloads.fetch_sources(recipe, out, display, scheduler=options.scheduler, refresh=options.refresh_inputs)
     plan = prepare(recipe, out, refresh_inputs=options.refresh_inputs)
     outcome = Outcome(out)
     left = pieces_left(plan, out)
@@ -206,8 +209,10 @@ def ledger_done(out: str, folder: str, shard: Shard, key: str) -> bool:
         return False
     fs, inner = filesystem(join(out, folder))
     for record in ledger.files:
-        file = f"{inner}/{record.path}"
-        if not fs.exists(file) or fs.size(file) != record.bytes:
+        try:
+            if fs.size(f"{inner}/{record.path}") != record.bytes:
+                return False
+        except FileNotFoundError:
             return False
     return True
 
@@ -281,7 +286,8 @@ class _Runner:
             raise RunError(
                 f"{len(failures):,} of {len(orders):,} pieces of {name} were given up; the others are done:\n  "
                 + "\n  ".join(listed[:20])
-                + "\nMend the cause and run the same command again; only what is missing is done."
+                + "\nMend the cause and run the same command again; only what is missing is done. (With "
+                "`unreadable: count` in the recipe, a file that cannot be read is a failed document of the books.)"
             )
 
     def _models(self, segment: SegmentPlan, upstream: str | None) -> None:
@@ -368,6 +374,7 @@ class _Runner:
                 max_chars=self.plan.recipe.max_chars,
                 sample_per_reason=self.plan.recipe.sample_per_reason,
                 removals_share=self.plan.recipe.removals_share,
+                count_unreadable=self.plan.recipe.unreadable == "count",
             )
             for shard, key in zip(self.plan.shards, segment.shards, strict=True)
             if not ledger_done(self.out, folder, shard, key)

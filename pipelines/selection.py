@@ -18,6 +18,7 @@ from gristmill.stages.ledger import StageLedger
 from gristmill.stages.models import Selection
 from gristmill.stages.readers import detect_format, read_batches
 from gristmill.stages.shards import Shard, ShardError, filesystem
+from gristmill.stages.stores import stamp_of
 
 
 def select(selection: Selection, batches: Callable[[], Iterable[Batch]]) -> Iterator[Batch]:
@@ -111,7 +112,6 @@ def selection_files(pattern: str) -> list[Shard]:
     shards = []
     for path in paths:
         info = fs.info(path)
-        stamp = info.get("ETag") or info.get("mtime") or ""
         url = fs.unstrip_protocol(path) if "://" in pattern else path
         name = path.rsplit("/", 1)[-1]
         shards.append(
@@ -122,7 +122,7 @@ def selection_files(pattern: str) -> list[Shard]:
                 name=name,
                 format=detect_format(path),
                 size=int(info["size"]),
-                stamp=str(stamp),
+                stamp=stamp_of(info),
             )
         )
     return shards

@@ -11,6 +11,7 @@ from gristmill.pipelines.open_run import TOKENS, Run
 from gristmill.pipelines.plan import make_plan
 from gristmill.pipelines.run import ledger_done
 from gristmill.stages.shards import Shard, join, read_bytes
+from gristmill.stages.stores import local_copy
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class SegmentStatus:
 
 def status(run: Run) -> list[SegmentStatus]:
     """A row a segment, in order; tokens last. Raises SettingsError when the folder has no readable recipe."""
-    recipe = recipes.load(join(run.path, "recipe.yaml"))
+    recipe = recipes.load(local_copy(join(run.path, "recipe.yaml")))
     shards = [Shard.model_validate(entry) for entry in orjson.loads(read_bytes(join(run.path, "inputs.json")))]
     plan = make_plan(recipe, shards)
     rows = []

@@ -13,7 +13,8 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -36,7 +37,7 @@ from gristmill.stages.documents import (
     apply_decisions,
     slices,
 )
-from gristmill.stages.ledger import FileRecord, ShardLedger, StageLedger, book, count_measures
+from gristmill.stages.ledger import Amount, FileRecord, ShardLedger, StageLedger, book, count_measures
 from gristmill.stages.readers import read_batches
 from gristmill.stages.shards import (
     Shard,
@@ -49,6 +50,7 @@ from gristmill.stages.shards import (
     publish_bytes,
     read_bytes,
 )
+from gristmill.stages.stores import local_model
 
 SAMPLE_CHARS = 100_000  # of the text of a sampled dropped document
 LEVEL = 1  # of zstd: twice the speed of 3 and 17 % more bytes (25 MB of web text in many languages)
@@ -79,6 +81,7 @@ class ShardOrder:
     max_chars: int
     sample_per_reason: int
     removals_share: float = 0.0  # of documents that go through all stages for the count of removals
+    count_unreadable: bool = False  # a file that cannot be read is a failed document, not the end of the run
 
 
 @dataclass(frozen=True)
@@ -124,8 +127,8 @@ def withdraw(path: str) -> None:
     """Takes back the file that says "done" before what it speaks of is replaced: a kill in between leaves no old
     claim over new files."""
     fs, inner = filesystem(path)
-    if fs.exists(inner):
-        fs.rm(inner)
+    with suppress(FileNotFoundError):
+        fs.rm_file(inner)
 
 
 @cache
@@ -154,6 +157,7 @@ def run_shard(order: ShardOrder) -> dict[str, Any]:
     withdraw(parts_of(order.out, order.folder, "ledger", order.shard, "json"))
     decisions = _decisions(order)
     books = [StageLedger(stage=step.key) for step in order.steps]
+    order = replace(order, steps=tuple(replace(step, stage=local_model(step.stage)) for step in order.steps))
     dropped = _Dropped(order)
     accounting = Accounting(order.steps, order.removals_share)
     met = 0
@@ -217,7 +221,15 @@ def _input(order: ShardOrder, ledger: ShardLedger) -> Iterator[Batch]:
         batches = read_batches(order.shard, account, ledger.problems, order.max_chars)
         while True:
             started = time.perf_counter()
-            batch = next(batches, None)
+            try:
+                batch = next(batches, None)
+            except ShardError as error:
+                if not order.count_unreadable:
+                    raise
+                lost = Amount(documents=1, bytes=order.shard.size)
+                account.read, account.failed["unreadable"] = account.read + lost, lost
+                ledger.problems.append(f"unreadable: {error}")
+                batch = None
             account.seconds += time.perf_counter() - started
             if batch is None:
                 return
@@ -229,9 +241,13 @@ def _input(order: ShardOrder, ledger: ShardLedger) -> Iterator[Batch]:
 def kept_batches(path: str, columns: Sequence[str] | None = None) -> Iterator[Batch]:
     """The documents of a kept part in batches of the size that stages expect. Raises ShardError when it is missing."""
     fs, inner = filesystem(path)
-    if not fs.exists(inner):
-        raise ShardError(f"{path} is missing, though its ledger says that it was written. Run the recipe again.")
-    with fs.open(inner, "rb") as file:
+    try:
+        opened = fs.open(inner, "rb")
+    except FileNotFoundError as error:
+        raise ShardError(
+            f"{path} is missing, though its ledger says that it was written. Run the recipe again."
+        ) from error
+    with opened as file:
         for batch in pq.ParquetFile(file).iter_batches(
             batch_size=MAX_BATCH_DOCUMENTS, columns=None if columns is None else list(columns)
         ):
@@ -387,18 +403,19 @@ def run_sign(order: SignOrder) -> dict[str, Any]:
     begun = time.perf_counter()
     rows = size = 0
     writer = None
+    stage = local_model(order.stage)
     needed = ["doc_id", *(name for name in order.stage.needs if name != "doc_id")]
     source = parts_of(order.out, order.upstream, "kept", order.shard, "parquet")
     with publish(path) as file:
         for batch in kept_batches(source, needed):
-            signature = order.stage.sign(batch)
+            signature = stage.sign(batch)
             writer = writer or pa.ipc.new_file(file, signature.schema)
             writer.write_batch(signature)
             rows += batch.num_rows
             size += int(pc.sum(pc.binary_length(batch["text"])).as_py() or 0) if "text" in needed else 0
         if writer is None:
             empty = _empty_batch(source, needed)
-            writer = pa.ipc.new_file(file, order.stage.sign(empty).schema)
+            writer = pa.ipc.new_file(file, stage.sign(empty).schema)
         writer.close()
     card = {"key": order.key, "rows": rows, "bytes": size, "seconds": time.perf_counter() - begun}
     publish_bytes(parts_of(order.out, order.folder, "sign", order.shard, "json"), orjson.dumps(card))

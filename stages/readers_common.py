@@ -7,16 +7,25 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import IO, Any
 
 import pyarrow as pa
 import xxhash
+from fsspec.implementations.local import LocalFileSystem
 
 from gristmill.stages.documents import BASE_FIELDS, MAX_BATCH_BYTES, MAX_BATCH_DOCUMENTS, Batch
 from gristmill.stages.ledger import Amount, StageLedger, amount
 from gristmill.stages.shards import Shard, ShardError, filesystem
+from gristmill.stages.stores import PatientFile, patiently, stamp_of
 
-READ_FIELDS: dict[str, pa.DataType] = {**BASE_FIELDS, "language": pa.string(), "language_score": pa.float64()}
+# position: where in its file the document stood: byte of a WARC record, line, row, or the file of a bundle
+READ_FIELDS: dict[str, pa.DataType] = {
+    **BASE_FIELDS,
+    "language": pa.string(),
+    "language_score": pa.float64(),
+    "position": pa.string(),
+}
 CONTENT_FIELDS: dict[str, pa.DataType] = {"html": pa.binary(), "html_charset": pa.string(), "text": pa.string()}
 
 MAX_PROBLEMS = 20  # failures that are described; all are counted
@@ -139,7 +148,13 @@ def open_shard(shard: Shard) -> Iterator[IO[bytes]]:
     """The shard's file. Raises ShardError when it cannot be opened."""
     try:
         fs, inner = filesystem(shard.path)
-        opened = fs.open(inner, "rb")
+        if isinstance(fs, LocalFileSystem):
+            opened = fs.open(inner, "rb")
+        else:
+            _unchanged(shard, fs, inner)
+            opened = PatientFile(shard.path, partial(fs.open, inner, "rb"))
+    except ShardError:
+        raise
     except (OSError, ValueError, ImportError) as error:
         raise ShardError(
             f"{shard.path}: the file cannot be opened ({type(error).__name__}: {error}). It was there when the inputs "
@@ -147,6 +162,18 @@ def open_shard(shard: Shard) -> Iterator[IO[bytes]]:
         ) from error
     with opened as file:
         yield file
+    if not isinstance(fs, LocalFileSystem):
+        _unchanged(shard, fs, inner)
+
+
+def _unchanged(shard: Shard, fs: Any, inner: str) -> None:
+    """Raises ShardError when a file of a store is not the one that was listed: parts of two would be read as one."""
+    info = patiently(fs.info, inner)
+    if shard.stamp and stamp_of(info) != shard.stamp:
+        raise ShardError(
+            f"{shard.path} was changed since the inputs were listed: {stamp_of(info)} is not {shard.stamp}. Run with "
+            "--refresh-inputs to take it as it is now."
+        )
 
 
 class DamagedStream(ValueError):
@@ -157,16 +184,22 @@ class DamagedStream(ValueError):
         self.reason = reason  # "truncated" or "corrupt"
 
 
-def blocks(file: IO[bytes]) -> Iterator[bytes]:
-    """A file's bytes, decompressed where its first bytes say gzip or zstd, in blocks of bounded size.
+def compression_of(file: IO[bytes]) -> str:
+    """ "gzip", "zstd" or "", by the file's first bytes, and the file is at its beginning again.
 
-    The first bytes decide, not the name: files called .gz that are not compressed are common.
+    The name does not decide: files called .gz that are not compressed are common.
     """
     head = file.read(4)
     file.seek(0)
-    if head.startswith(b"\x1f\x8b"):
+    return "gzip" if head.startswith(b"\x1f\x8b") else "zstd" if head == b"\x28\xb5\x2f\xfd" else ""
+
+
+def blocks(file: IO[bytes], compression: str | None = None) -> Iterator[bytes]:
+    """A file's bytes, decompressed, in blocks of bounded size. compression: by the first bytes where not given."""
+    kind = compression_of(file) if compression is None else compression
+    if kind == "gzip":
         return _gzip_blocks(file)
-    if head == b"\x28\xb5\x2f\xfd":
+    if kind == "zstd":
         return _zstd_blocks(file)
     return iter(lambda: file.read(_BLOCK), b"")
 

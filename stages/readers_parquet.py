@@ -30,14 +30,14 @@ def read_parquet(reading: Reading, file: IO[bytes]) -> Iterator[Batch]:
     stop = groups if shard.stop is None else shard.stop
     if not 0 <= shard.start <= stop <= groups:
         raise ShardError(f"{shard.label}: the file has {groups} row groups. It changed since it was listed.")
-    _check_text(reading, parquet.schema_arrow)
+    check_text(reading, parquet.schema_arrow)
     row = sum(parquet.metadata.row_group(g).num_rows for g in range(shard.start))
     for group in range(shard.start, stop):
         rows = parquet.metadata.row_group(group).num_rows
         done = 0
         try:
             for batch in parquet.iter_batches(_rows_at_a_time(parquet, group), row_groups=[group], use_threads=False):
-                yield from _read_rows(reading, batch, row + done)
+                yield from read_rows(reading, batch, row + done)
                 done += batch.num_rows
         except (pa.ArrowException, OSError) as error:
             reading.fail("corrupt", f"row group {group}", f"{rows - done} rows lost: {error}", 0, rows - done)
@@ -51,7 +51,7 @@ def _rows_at_a_time(parquet: pq.ParquetFile, group: int) -> int:
     return int(np.clip(MAX_BATCH_BYTES / max(1.0, mean), 1, MAX_BATCH_DOCUMENTS))
 
 
-def _check_text(reading: Reading, schema: pa.Schema) -> None:
+def check_text(reading: Reading, schema: pa.Schema) -> None:
     """Raises ShardError when the file has no column of text."""
     name = reading.names.get("text", "text")
     if name not in schema.names:
@@ -75,7 +75,7 @@ _TEXT_KINDS = (
 )
 
 
-def _read_rows(reading: Reading, batch: Batch, first: int) -> Iterator[Batch]:
+def read_rows(reading: Reading, batch: Batch, first: int) -> Iterator[Batch]:
     """Rows as they were decoded -> batches of documents. first: number of the first row in the file."""
     name = reading.names.get("text", "text")
     raw = batch[name].cast(pa.large_binary())

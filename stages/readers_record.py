@@ -2,7 +2,8 @@
 
 Understood are flat records (`{"text", "id", "url", ...}`) and those of datatrove and dolma, where `metadata` is an
 object of its own, or a string that holds one. `url`, `date`, `dump`, `language` and `language_score` become columns
-wherever they stand, the record itself first; everything else stays in `metadata`, as a JSON object.
+wherever they stand, the record itself first, and so does dolma's `created` for a date; everything else stays in
+`metadata`, as a JSON object.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ def base_row(reading: Reading, record: dict[str, Any], position: int | str) -> t
         key = reading.names.get(name, name)
         outer, inner = record.pop(key, None), rest.pop(key, None)
         moved[name] = inner if outer is None else outer
+    if moved["date"] is None and "date" not in reading.names:
+        moved["date"] = record.pop("created", None)  # dolma: when the document was made; `added` is when it was taken
     for key, value in record.items():
         if value is not None:
             rest[f"record.{key}" if key in rest else key] = value
@@ -43,8 +46,19 @@ def base_row(reading: Reading, record: dict[str, Any], position: int | str) -> t
         string_of(moved["date"]),
         metadata,
         string_of(moved["language"]),
-        float(score) if isinstance(score, int | float) and not isinstance(score, bool) else None,
+        _number(score),
+        str(position),
     )
+
+
+def _number(value: Any) -> float | None:
+    """A number, also one that a CSV file or a string column holds as text; else null."""
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return None
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def string_of(value: Any) -> str | None:

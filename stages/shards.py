@@ -7,6 +7,7 @@ under a temporary name beside the target and renames.
 from __future__ import annotations
 
 import os
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,27 +17,40 @@ from typing import IO, Any
 import fsspec
 import xxhash
 from fsspec.implementations.local import LocalFileSystem
+from pydantic import Field
 
 from gristmill.stages.documents import Settings
+
+OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "az", "adl", "oci", "oss", "hf"}
 
 
 class ShardError(ValueError):
     """A shard cannot be read or written at all; the message says which, why, and what to do."""
 
 
+class Member(Settings):
+    """One file of a shard that bundles small files."""
+
+    name: str  # the path below the folder that the listing began at
+    size: int  # bytes
+    stamp: str  # modification time or etag
+
+
 class Shard(Settings):
-    """One input file, or a range of it, in the frozen listing of a run."""
+    """One input file, or a range of it, or a bundle of small files, in the frozen listing of a run."""
 
     index: int  # position in the listing; names the output part, and nothing else depends on it
     source: str
     path: str
     name: str  # the path below the folder that the listing began at: the same wherever the corpus lies
-    format: str  # "warc", "wet", "jsonl" or "parquet"
+    format: str  # a key of `readers.FORMATS`
     size: int  # bytes of the whole file
     stamp: str  # modification time or etag: with path and size, the identity of the content
     dump: str | None = None
-    start: int = 0  # first row group (parquet); 0 for formats that are not split
-    stop: int | None = None  # row group after the last; None reads to the end
+    start: int = 0  # first row group (parquet) or byte (jsonl); 0 for formats that are not split
+    stop: int | None = None  # the row group or byte after the last; None reads to the end
+    columns: dict[str, str] = Field(default_factory=dict)  # our column -> the input's, where the recipe maps them
+    members: tuple[Member, ...] = ()  # of a bundle: `path` is their folder then, and `name` is empty
 
     @property
     def part(self) -> str:
@@ -45,12 +59,22 @@ class Shard(Settings):
     @property
     def label(self) -> str:
         """Path and range, for messages."""
-        return self.path if self.stop is None else f"{self.path}[{self.start}:{self.stop}]"
+        if self.members:
+            more = f" and {len(self.members) - 1:,} more files" if len(self.members) > 1 else ""
+            return f"{join(self.path, self.members[0].name)}{more}"
+        if not self.start and self.stop is None:
+            return self.path
+        return f"{self.path}[{self.start}:{'' if self.stop is None else self.stop}]"
 
 
 def filesystem(path: str) -> tuple[Any, str]:
-    """An fsspec URL or a plain path -> (filesystem, path on it)."""
-    fs, inner = fsspec.core.url_to_fs(path)
+    """An fsspec URL or a plain path -> (filesystem, path on it).
+
+    Stores are asked anew each time: other workers write what a listing kept in memory does not know. The hub's own
+    file system cannot do without its listings.
+    """
+    anew = "://" in path and not path.startswith("hf://")
+    fs, inner = fsspec.core.url_to_fs(path, **({"use_listings_cache": False} if anew else {}))
     return fs, inner
 
 
@@ -67,8 +91,7 @@ def exists(path: str) -> bool:
 def read_bytes(path: str) -> bytes:
     """The whole file. Raises FileNotFoundError."""
     fs, inner = filesystem(path)
-    with fs.open(inner, "rb") as file:
-        data: bytes = file.read()
+    data: bytes = fs.cat_file(inner)
     return data
 
 
@@ -76,27 +99,29 @@ def read_bytes(path: str) -> bytes:
 def publish(path: str) -> Iterator[IO[bytes]]:
     """Opens a file to write that appears under `path` only when the block ends without an error.
 
-    On a local disk the data are synced before the rename. In an object store the upload completes when the file is
-    closed, so the temporary name is copied to the final one there.
+    On a local disk the data are synced before the rename. For a store the file is made in the local folder for
+    temporary files and sent when it is whole: an object appears at once or not at all, and no temporary one is left.
     """
     fs, inner = filesystem(path)
     parent = str(PurePosixPath(inner).parent)
-    fs.makedirs(parent, exist_ok=True)
+    if not OBJECT_STORES.intersection((fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol):
+        fs.makedirs(parent, exist_ok=True)  # an object store has no folders, and s3fs would make a missing bucket
+    if not isinstance(fs, LocalFileSystem):
+        with tempfile.NamedTemporaryFile(prefix="gristmill-") as scratch:
+            yield scratch
+            scratch.flush()
+            fs.put_file(scratch.name, inner)
+        return
     temporary = f"{parent}/.{PurePosixPath(inner).name}.{uuid.uuid4().hex[:12]}.tmp"
-    local = isinstance(fs, LocalFileSystem)
     try:
-        with open(temporary, "wb") if local else fs.open(temporary, "wb") as file:
+        with open(temporary, "wb") as file:
             yield file
             file.flush()
-            if local:
-                os.fsync(file.fileno())
-        if local:
-            os.replace(temporary, inner)
-        else:
-            fs.mv(temporary, inner)
+            os.fsync(file.fileno())
+        os.replace(temporary, inner)
     except BaseException:
-        if fs.exists(temporary):
-            fs.rm(temporary)
+        if os.path.exists(temporary):
+            os.remove(temporary)
         raise
 
 

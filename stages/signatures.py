@@ -18,6 +18,7 @@ from gristmill.stages.documents import Batch, Settings, column
 from gristmill.stages.kernels import hashing
 from gristmill.stages.kernels.buffers import string_views
 from gristmill.stages.kernels.fold import Fold, fold
+from gristmill.stages.stores import local_copy
 
 METADATA = "metadata."  # before the name of a key of the `metadata` column
 FILE = b"gristmill.file"  # in the schema of an older signature table: where it is
@@ -154,13 +155,14 @@ def check_settings(tables: Sequence[pa.Table], settings: str, names: Sequence[st
 
 
 def older(folders: Sequence[str]) -> list[pa.Table]:
-    """The signatures of earlier runs, one table a file, through memory maps. folders: `<run>/<segment>/sign`.
+    """The signatures of earlier runs, one table a file, through memory maps. folders: `<run>/<segment>/sign`;
+    those of a store are copied to a local disk first.
 
     Raises ClusterError when a folder has none: then nothing would be compared, and nobody would notice.
     """
     tables = []
     for folder in folders:
-        files = sorted(Path(folder).glob("*.arrow"))
+        files = sorted(Path(local_copy(folder)).glob("*.arrow"))
         if not files:
             raise ClusterError(
                 f"against: {folder} holds no signatures (*.arrow). Name the `sign` folder of a run; one with "

@@ -24,13 +24,14 @@ ONLY_IN = {  # package -> the places that may import it
     "dask": ("pipelines/",),
     "distributed": ("pipelines/",),
     "torch": ("trainer/", "mixtures/torch_loader.py"),
-    "requests": ("stages/download.py", "stages/shards.py"),
-    "httpx": ("stages/download.py", "stages/shards.py"),
-    "aiohttp": ("stages/download.py", "stages/shards.py"),
-    "urllib.request": ("stages/download.py", "stages/shards.py"),
-    "http.client": ("stages/download.py", "stages/shards.py"),
-    "s3fs": ("stages/download.py", "stages/shards.py"),
-    "boto3": ("stages/download.py", "stages/shards.py"),
+    "requests": ("stages/download", "stages/shards.py"),
+    "httpx": ("stages/download", "stages/shards.py"),
+    "aiohttp": ("stages/download", "stages/shards.py"),
+    "urllib.request": ("stages/download", "stages/shards.py"),
+    "http.client": ("stages/download", "stages/shards.py"),
+    "huggingface_hub": ("stages/download",),
+    "s3fs": ("stages/download", "stages/shards.py"),
+    "boto3": ("stages/download", "stages/shards.py"),
 }
 
 

@@ -39,6 +39,8 @@ import pyarrow as pa
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field
 
+from gristmill.stages.stores import local_copy
+
 FORMAT_VERSION = 1
 MANIFEST_FILE = "shards.json"
 TOKENIZER_FILE = "tokenizer.json"
@@ -155,9 +157,14 @@ def local_folder(folder: str | Path) -> Path:
         return Path(text.removeprefix("file://"))
     if "://" in text:
         raise TokenError(
-            f"{text}: token shards are memory-mapped, which needs local files. Copy the folder to a local disk first."
+            f"{text}: token shards of other programs are linked, which needs local files. Name a local folder."
         )
     return Path(text)
+
+
+def mapped_folder(folder: str | Path) -> Path:
+    """The folder as a local path, for maps; a folder of a store is copied to a local disk first. Raises StoreError."""
+    return Path(local_copy(str(folder))) if "://" in str(folder) else Path(folder)
 
 
 def read_manifest(folder: str | Path) -> TokenManifest:
@@ -370,9 +377,9 @@ class TokenSet:
 
     @classmethod
     def open(cls, folder: str | Path) -> TokenSet:
-        """Opens a local folder. Raises TokenError for a changed manifest, a foreign tokenizer, a missing or truncated
-        file. To read every byte, use `verify_tokens`."""
-        path = local_folder(folder)
+        """Opens a folder, one of a store by a local copy. Raises TokenError for a changed manifest, a foreign
+        tokenizer, a missing or truncated file. To read every byte, use `verify_tokens`."""
+        path = mapped_folder(folder)
         manifest = read_manifest(path)
         _check_tokenizer(path, manifest)
         files = [_ShardFiles(path, info, manifest.numpy_dtype, manifest.eos_id) for info in manifest.shards]

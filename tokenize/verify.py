@@ -29,8 +29,8 @@ from gristmill.tokenize.shards import (
     ShardInfo,
     TokenError,
     TokenManifest,
-    local_folder,
     map_file,
+    mapped_folder,
     read_index,
     read_manifest,
 )
@@ -40,8 +40,8 @@ MAX_PROBLEMS_PER_SHARD = 5
 
 
 def verify_tokens(folder: str | Path) -> list[str]:
-    """Everything that is wrong with a local folder of token shards, one sentence each; empty when it is sound."""
-    path = local_folder(folder)
+    """Everything that is wrong with a folder of token shards, one sentence each; empty when it is sound."""
+    path = mapped_folder(folder)
     try:
         manifest = read_manifest(path)
     except TokenError as error:

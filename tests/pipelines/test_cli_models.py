@@ -217,7 +217,7 @@ def test_wrong_questions_are_2_and_failures_1(corpus: Path, capfdbinary: pytest.
     fails(1, "m exists already. Give another --out", "train", "prose.yaml", "--out", "m")
     fails(2, "m is a language model: give --text FILES", "eval", "m", "--positive", "x", "--negative", "y")
     fails(2, "`-` is standard input: give it alone", "score", "m", "-", "good.jsonl.gz")
-    fails(1, "good.txt: the name does not say which format the file has", "score", "m", _named("good.txt"))
+    fails(1, "good.doc: the name does not say which format the file has", "score", "m", _named("good.doc"))
     Path("m/model.json").write_text('{"kind": "word2vec"}')
     fails(1, "is of a model of kind 'word2vec'; known are kenlm, fasttext", "score", "m")
     Path("m/model.json").write_text("{")

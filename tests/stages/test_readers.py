@@ -95,6 +95,10 @@ def line(**record):
         ("a/b.jsonl.zst", "jsonl"),
         ("a/b.json.gz", "jsonl"),
         ("a/b.parquet", "parquet"),
+        ("a/data-00000-of-00002.arrow", "arrow"),
+        ("a/b.csv.gz", "csv"),
+        ("a/b.tsv", "tsv"),
+        ("a/b.txt", "text"),
     ],
 )
 def test_the_name_says_the_format(path, format):
@@ -102,19 +106,15 @@ def test_the_name_says_the_format(path, format):
 
 
 def test_a_name_without_a_known_ending_is_an_error_that_lists_the_known():
-    with pytest.raises(ShardError, match=r"corpus\.csv.*\.jsonl.*\.parquet"):
-        detect_format("corpus.csv")
+    with pytest.raises(ShardError, match=r"corpus\.doc.*\.jsonl.*\.parquet"):
+        detect_format("corpus.doc")
 
 
 def test_columns_of_a_format():
-    assert {name: columns_of(name)[0] for name in FORMATS} == {
-        "warc": "html",
-        "wet": "text",
-        "jsonl": "text",
-        "parquet": "text",
-    }
-    with pytest.raises(ShardError, match="Unknown format 'csv'"):
-        columns_of("csv")
+    assert {name for name in FORMATS if columns_of(name) == ("html", "html_charset")} == {"warc"}
+    assert {columns_of(name) for name in FORMATS if name != "warc"} == {("text",)}
+    with pytest.raises(ShardError, match="Unknown format 'doc'"):
+        columns_of("doc")
 
 
 # --- JSONL -----------------------------------------------------------------------------------------------------------
@@ -134,6 +134,7 @@ def test_jsonl_worked_example(read):
         "metadata": '{"n":1,"extra":true}',
         "language": "de",
         "language_score": None,
+        "position": "1",
         "text": "Ä b",
     }
     assert (got.rows[1]["dump"], got.rows[1]["url"], got.rows[1]["language_score"]) == ("CC-2", "http://y", 0.5)
@@ -459,6 +460,7 @@ def test_warc_worked_example(read, pack):
         "metadata": None,
         "language": None,
         "language_score": None,
+        "position": got.rows[0]["position"],
         "html": HTML,
         "html_charset": "iso-8859-1",
     }
@@ -592,6 +594,11 @@ DAMAGE = {  # name: (data, ids kept, failed)
         {"wrong_length": 1},
     ),
     "length too long": (frames(record(8, length=500), record(3), record(4)), ["3", "4"], {"wrong_length": 1}),
+    "length over all that follows": (
+        frames(record(1), record(8, length=9999), record(3)),
+        ["1", "3"],
+        {"wrong_length": 1},
+    ),
     "length too long, plain": (record(8, length=320) + record(3) + record(4), ["4"], {"wrong_length": 1}),
     "length twice too short": (
         b"".join([record(1), record(8, length=20), record(3), record(9, length=20), record(5)]),

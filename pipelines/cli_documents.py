@@ -1,0 +1,70 @@
+"""The verbs about the documents of a run: `export documents`, `trace`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import orjson
+import typer
+
+JsonOption = Annotated[bool, typer.Option("--json", help="For programs: JSON on standard output.")]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run folder.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verbs to the command."""
+    export = typer.Typer(
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        help="Write a run's results for other programs.",
+        epilog="Example:  gristmill export documents out/demo/run --format hf --out out/demo/dataset",
+    )
+    app.add_typer(export, name="export")
+    export.command(epilog="Example:  gristmill export documents out/demo/run --format hf --out out/demo/dataset")(
+        documents
+    )
+    app.command(epilog="Example:  gristmill trace 00000000-0000-0000-0000-000000000000 out/demo/run")(trace)
+
+
+def documents(
+    run_folder: RunArgument,
+    out: Annotated[str, typer.Option("--out", help="Folder to write; it must be empty or not there.", metavar="DIR")],
+    format: Annotated[
+        str, typer.Option(help="parquet, jsonl.zst, datatrove, dolma, or hf: a Hugging Face dataset with its card.")
+    ] = "parquet",
+    max_file_bytes: Annotated[int, typer.Option(help="A file has at most so many bytes.")] = 512_000_000,
+    as_json: JsonOption = False,
+) -> None:
+    """Write the kept documents of a finished run."""
+    from gristmill.pipelines.export_documents import export_documents
+    from gristmill.pipelines.open_run import open_run
+
+    def on_part(done: int, parts: int) -> None:
+        if sys.stderr.isatty():
+            print(f"\r{done:,} of {parts:,} parts", end="" if done < parts else "\n", file=sys.stderr, flush=True)
+
+    done = export_documents(open_run(run_folder), format, out, max_file_bytes, on_part)
+    size = sum(file.bytes for file in done.files)
+    if as_json:
+        body = {"event": "result", "out": out, "files": len(done.files), "bytes": size}
+        print(orjson.dumps(body | {"documents": done.contents.documents}).decode())
+    else:
+        print(f"{out}: {done.contents.documents:,} documents in {len(done.files):,} files, {size / 1e6:,.1f} MB")
+
+
+def trace(
+    doc_id: Annotated[str, typer.Argument(metavar="DOC_ID", help="A document's id, as `gristmill inspect` shows it.")],
+    run_folder: RunArgument,
+    as_json: JsonOption = False,
+) -> None:
+    """Say where a document came from, what each stage measured and decided, and where its tokens are."""
+    from gristmill.pipelines import trace as tracing
+    from gristmill.pipelines.open_run import open_run
+    from gristmill.pipelines.tables import console
+
+    found = tracing.trace(open_run(run_folder), doc_id)
+    if as_json:
+        print(tracing.as_json(found))
+    else:
+        tracing.render(found, console())
