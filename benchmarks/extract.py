@@ -31,10 +31,12 @@ MIN_PAGES = 100
 
 def read(files: list[Path], count: int, skip: list[str]) -> Iterator[Figure]:
     """extract.read: the bodies of HTML pages of the files."""
+    import pyarrow.compute as pc
+
     pages: list[int] = []
 
     def ours() -> None:
-        pages[:] = [len(page) for path in files for page in _pages(path)]
+        pages[:] = [n for path in files for b in _shard_batches(path) for n in pc.binary_length(b["html"]).to_pylist()]
 
     ours()
     megabytes = sum(pages) / 1e6
@@ -64,11 +66,6 @@ def _shard_batches(path: Path) -> Iterator[Any]:
     yield from read_batches(
         Shard(index=0, source="s", path=str(path), name=path.name, **state), StageLedger(stage="read"), []
     )
-
-
-def _pages(path: Path) -> Iterator[bytes]:
-    for batch in _shard_batches(path):
-        yield from batch["html"].to_pylist()
 
 
 def extraction(pages: list[Labelled], count: int, skip: list[str]) -> Iterator[Figure]:

@@ -20,8 +20,8 @@ _EXAMPLES = {
     "tokens show": "gristmill tokens show out/demo/run/tokens --doc 0 --source docs",
     "tokens verify": "gristmill tokens verify out/demo/run/tokens",
     "tokens export": "gristmill tokens export out/demo/run/tokens --format megatron --out out/megatron",
-    "tokens import": "gristmill tokens import web_text_document.idx --tokenizer tokenizer.json --source web "
-    "--eos '</s>' --out out/adopted",
+    "tokens import": "gristmill tokens import web=web_text_document.idx out/demo/run/tokens --tokenizer out/demo/run "
+    "--eos '<|endoftext|>' --out out/all",
 }
 
 
@@ -184,28 +184,29 @@ def export(
 
 def adopt(
     files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help=".idx of Megatron-LM, or .ds of datatrove; of one source.")
+        list[str],
+        typer.Argument(
+            metavar="[SOURCE=]FILE...", help=".idx of Megatron-LM, .ds of datatrove, or folders of token shards."
+        ),
     ],
-    tokenizer: Annotated[str, typer.Option("--tokenizer", help="The tokenizer.json that made the ids.")],
-    source: Annotated[str, typer.Option("--source", help="What mixtures call these documents.")],
+    tokenizer: Annotated[str, typer.Option("--tokenizer", help="The tokenizer.json that made the ids; or a run.")],
     eos: Annotated[str, typer.Option("--eos", help="The token that ends every document.", metavar="TOKEN")],
     out: Annotated[str, typer.Option("--out", help="Folder of token shards to write.", metavar="DIR")],
+    source: Annotated[str | None, typer.Option("--source", help="Source of files that name none.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make token shards of files of Megatron-LM or datatrove, which stay where they are: ids are not copied."""
-    from pathlib import Path
-
+    """Make one set of token shards of files of Megatron-LM and datatrove and of other sets. Ids are not copied."""
     from gristmill.pipelines.token_files import tokenizer_file
     from gristmill.tokenize.adopt import adopt_tokens
-    from gristmill.tokenize.shards import TokenError
 
-    missing = [path for path in files if not Path(path).is_file()]
-    if missing:
-        raise TokenError(f"{missing[0]}: no such file. Give the .idx of Megatron-LM, or the .ds of datatrove.")
     manifest = adopt_tokens(files, out, tokenizer_file(tokenizer), source=source, eos_token=eos)
     documents, ids = (sum(getattr(info, name) for info in manifest.shards) for name in ("documents", "tokens"))
+    sources = sorted({info.source for info in manifest.shards})
     if as_json:
-        body = {"tokens": out, "source": source, "shards": len(manifest.shards), "documents": documents, "ids": ids}
+        body = {"tokens": out, "sources": sources, "shards": len(manifest.shards), "documents": documents, "ids": ids}
         print(orjson.dumps(body).decode())
     else:
-        print(f"{out}: {documents:,} documents, {ids:,} tokens of source {source}, in {len(manifest.shards):,} shards.")
+        print(
+            f"{out}: {documents:,} documents, {ids:,} tokens, in {len(manifest.shards):,} shards of sources "
+            f"{', '.join(sources)}."
+        )

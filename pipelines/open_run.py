@@ -144,6 +144,9 @@ class Run:
             return None
         try:
             return float(self._fs.modified(inner).timestamp())
+        except IsADirectoryError:  # a store has no folders: when its newest file was written
+            times = [self._fs.modified(file).timestamp() for file in self._fs.find(inner)]
+            return float(max(times)) if times else None
         except (NotImplementedError, KeyError):
             return None
 

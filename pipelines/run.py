@@ -28,6 +28,7 @@ from gristmill.pipelines.lock import RunLock
 from gristmill.pipelines.missing import MEND, Missing
 from gristmill.pipelines.near_holdout import (
     HOLDOUT_REPORT,
+    NEAR,
     NearOrder,
     find_near,
     found_card,
@@ -518,6 +519,8 @@ class _Runner:
             self._work("tokenizer", run_tokenizer, [order], ["tokenizer"], lambda _: {})
         if plan.near:
             self._near_holdout(folder)
+        else:
+            _forget_near(self.out)
         pairs = zip(plan.shards, plan.tokens, strict=True)
         left = [(shard, key) for shard, key in pairs if not ledger_done(self.out, "tokens", shard, key)]
         orders = [
@@ -605,6 +608,14 @@ def _folder(order: Any) -> str:
 
 def _sign_figures(card: Mapping[str, Any]) -> dict[str, int]:
     return {"documents": int(card["rows"]), "bytes_": int(card["bytes"])}
+
+
+def _forget_near(out: str) -> None:
+    """Removes what an earlier recipe, which held documents out, left about them."""
+    for name in (NEAR, HOLDOUT_REPORT):
+        fs, inner = filesystem(join(out, name))
+        if fs.exists(inner):
+            fs.rm(inner, recursive=True)
 
 
 def _documents(card: Mapping[str, Any]) -> dict[str, int]:

@@ -45,13 +45,13 @@ class Record:
 
     position: str  # byte in the file; where records share a compressed frame, with the record's number in it
     kind: WarcRecordType
-    headers: HeaderMap
+    headers: dict[str, str]  # names in lower case; of a name that stands twice the first
     length: int  # that it declares
     read: int  # bytes that there were
     content: bytes | None  # None for types that are not wanted and for records over MAX_RECORD_BYTES
 
     def header(self, name: str) -> str | None:
-        value = self.headers.get(name)
+        value = self.headers.get(name.lower())
         return clean_string(value)[0] if value else None
 
 
@@ -106,7 +106,7 @@ def _read(reading: Reading, file: IO[bytes], wanted: WarcRecordType, make: Make)
             reading.fail(item.reason, item.position, item.why, 0)
     if held:
         record, outcome = held
-        if outcome.reason == "bad_record" and "Content-Length" not in record.headers:
+        if outcome.reason == "bad_record" and "content-length" not in record.headers:
             outcome = Outcome("fail", "truncated", "the file ends inside this record's headers")
         yield from _settle(reading, record, outcome)
     yield from reading.flush()
@@ -114,7 +114,7 @@ def _read(reading: Reading, file: IO[bytes], wanted: WarcRecordType, make: Make)
 
 def _judge(record: Record, wanted: WarcRecordType, make: Make, max_chars: int) -> Outcome:
     """What becomes of a record, looking at nothing but itself."""
-    if "Content-Length" not in record.headers:
+    if "content-length" not in record.headers:
         return Outcome("fail", "bad_record", "it has no Content-Length")
     if record.read < record.length:
         return Outcome("fail", "truncated", f"it has {record.read} of {record.length} bytes; all before was read")
@@ -232,11 +232,19 @@ def _compression(file: IO[bytes]) -> tuple[bytes, Callable[[IO[bytes]], Any] | N
 def _take(warc: Any, position: str, wanted: WarcRecordType) -> Record:
     """Reads a record's content where it is wanted and not too long, else passes over it. Raises OSError."""
     length = warc.content_length
-    headers = warc.headers
+    headers = _by_name(warc.headers)
     if warc.record_type & wanted and length <= MAX_RECORD_BYTES:
         content = warc.reader.read()
         return Record(position, warc.record_type, headers, length, len(content), content)
     return Record(position, warc.record_type, headers, length, warc.reader.consume(), None)
+
+
+def _by_name(headers: HeaderMap) -> dict[str, str]:
+    """HeaderMap looks through all names at every question."""
+    found: dict[str, str] = {}
+    for name, value in headers.items():
+        found.setdefault(name.lower(), value)
+    return found
 
 
 def _next_frame(file: IO[bytes], start: int, magic: bytes) -> int | None:
@@ -280,8 +288,9 @@ def _page(record: Record, max_chars: int) -> Outcome:
             return Outcome("fail", "bad_record", "its content does not begin with an HTTP status line")
         if http.status_code != 200:
             return Outcome("drop", "http_status", counted=tuple(counted))
-        declared = http.get("Content-Type")
-        encodings = [http.get("Content-Encoding") or "", http.get("Transfer-Encoding") or ""]
+        fields = _by_name(http)
+        declared = fields.get("content-type")
+        encodings = [fields.get("content-encoding", ""), fields.get("transfer-encoding", "")]
     if not body:
         return Outcome("drop", "empty", counted=tuple(counted))
     charset = _charset(declared)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import fsspec
+import httpx
 import pytest
 
 
@@ -19,6 +20,7 @@ def serve_s3(bucket: str) -> Iterator[fsspec.AbstractFileSystem]:
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
+    httpx.post(f"http://{host}:{port}/moto-api/reset", trust_env=False)  # buckets are the process's, not the server's
     kind = fsspec.get_filesystem_class("s3")
     kind.clear_instance_cache()
     with pytest.MonkeyPatch.context() as patch:

@@ -3,6 +3,8 @@
     adopt_tokens(["web_text_document.idx"], "out/adopted", tokenizer_json, source="web", eos_token="</s>")
     TokenSet.open("out/adopted").sources["web"]
 
+    adopt_tokens(["web=web.idx", "books=books.ds", "out/demo/run/tokens"], "out/all", ...)      # one set for mixtures
+
 Their files of ids are what a .bin here is, so nothing is copied: the folder gets an index for each of them, a link,
 and a manifest with checksums. Every document must end with the end-of-text id, and every id must be in the
 vocabulary; the number of bytes that a document stands for comes from the tokenizer.
@@ -24,7 +26,17 @@ from gristmill.stages.shards import publish_bytes
 from gristmill.tokenize.encode import Encoder
 from gristmill.tokenize.export import MEGATRON_CODES, MEGATRON_MAGIC
 from gristmill.tokenize.pieces import index_bytes
-from gristmill.tokenize.shards import INDEX_SCHEMA, ShardInfo, TokenError, TokenManifest, local_folder, map_file
+from gristmill.tokenize.shards import (
+    INDEX_SCHEMA,
+    MANIFEST_FILE,
+    ShardInfo,
+    Split,
+    TokenError,
+    TokenManifest,
+    TokenSet,
+    local_folder,
+    map_file,
+)
 from gristmill.tokenize.tokenizer_json import token_byte_lengths
 from gristmill.tokenize.write import write_manifest
 
@@ -32,19 +44,35 @@ _MEGATRON_HEAD = struct.Struct("<9sQBQQ")  # magic, version, dtype code, sequenc
 
 
 def adopt_tokens(
-    paths: Iterable[str | Path], folder: str | Path, tokenizer_json: bytes, *, source: str, eos_token: str
+    paths: Iterable[str | Path],
+    folder: str | Path,
+    tokenizer_json: bytes,
+    *,
+    source: str | None = None,
+    eos_token: str,
 ) -> TokenManifest:
-    """Makes a folder of token shards from files of one source: `.idx` of Megatron-LM, or `.ds` of datatrove.
+    """Makes a folder of token shards from `.idx` of Megatron-LM, `.ds` of datatrove, and folders of token shards.
 
-    Raises TokenError naming file and document for whatever token shards cannot be: another width of ids than the
-    vocabulary asks for, ids outside it, documents without an end-of-text id or without text.
+    paths: `FILE` is of the source given, `NAME=FILE` of the source named; a folder keeps its own sources and its
+    held-out documents, and must be of the same tokenizer. Raises TokenError naming file and document for whatever
+    token shards cannot be: another width of ids than the vocabulary asks for, ids outside it, documents without an
+    end-of-text id or without text.
     """
     target, encoder = local_folder(folder), Encoder(tokenizer_json, eos_token=eos_token, backend="tokenizers")
     target.mkdir(parents=True, exist_ok=True)
-    infos, plain = [], True
+    infos: list[ShardInfo] = []
+    shares: set[float] = set()
+    plain = True
     reserved = np.zeros(encoder.vocab_size, bool)
     reserved[list(encoder.special_ids.values())] = True
-    for number, path in enumerate(map(Path, paths)):
+    for given in map(str, paths):
+        if (local_folder(given) / MANIFEST_FILE).is_file():
+            tokens = TokenSet.open(given)
+            infos += _linked(tokens, target, infos, encoder)
+            shares.add(tokens.manifest.holdout_share)
+            plain = plain and tokens.manifest.plain_text
+            continue
+        path, name = _named(given, source)
         ids_path, lengths, dtype = _megatron(path) if path.suffix == ".idx" else _datatrove(path)
         if dtype.itemsize != encoder.dtype.itemsize:
             raise TokenError(
@@ -52,9 +80,53 @@ def adopt_tokens(
                 f"stored with {encoder.dtype.itemsize}. Is this the tokenizer of these files?"
             )
         ids = np.frombuffer(map_file(ids_path), encoder.dtype)
-        infos.append(_adopt(ids_path, ids, lengths, target, f"part-{number:05d}", source, encoder))
+        infos.append(_adopt(ids_path, ids, lengths, target, _next_name(infos, "train"), name, encoder))
         plain = plain and int(reserved[ids].sum()) == len(lengths)
-    return write_manifest(str(target), infos, encoder, plain_text=plain)
+    share = shares.pop() if len(shares) == 1 else 0.0
+    return write_manifest(str(target), infos, encoder, holdout_share=share, plain_text=plain)
+
+
+def _named(given: str, source: str | None) -> tuple[Path, str]:
+    """`NAME=FILE` or `FILE` -> the file and its source."""
+    name, equals, rest = given.partition("=")
+    if Path(given).exists() or not equals:
+        name, rest = source or "", given
+    path = Path(rest)
+    if not name:
+        raise TokenError(f"{given}: which source is it? Write NAME={given}, or name the source of all files.")
+    if not path.is_file():
+        raise TokenError(f"{path}: no such file. Give the .idx of Megatron-LM, or the .ds of datatrove.")
+    return path, name
+
+
+def _next_name(infos: Iterable[ShardInfo], split: Split) -> str:
+    count = sum(info.split == split for info in infos)
+    return f"{'part' if split == 'train' else split}-{count:05d}"
+
+
+def _linked(tokens: TokenSet, target: Path, before: list[ShardInfo], encoder: Encoder) -> list[ShardInfo]:
+    """Links the shards of another folder. Raises TokenError when it is of another tokenizer, or the same folder."""
+    if tokens.manifest.tokenizer_xxh3 != xxhash.xxh3_128_hexdigest(encoder.tokenizer_json):
+        raise TokenError(f"{tokens.folder}: its shards were made with another tokenizer; ids would not mean the same.")
+    if tokens.manifest.eos_id != encoder.eos_id:
+        raise TokenError(
+            f"{tokens.folder}: its documents end with id {tokens.manifest.eos_id}, not with {encoder.eos_token!r} "
+            f"({encoder.eos_id})."
+        )
+    if tokens.folder.resolve() == target.resolve():
+        raise TokenError(f"{target}: a folder cannot be put together from itself. Choose another one to write to.")
+    infos: list[ShardInfo] = []
+    for info in tokens.manifest.shards:
+        linked = info.model_copy(update={"name": _next_name([*before, *infos], info.split)})
+        for old, new in ((info.bin, linked.bin), (info.idx, linked.idx)):
+            _link(tokens.folder / old, target / new)
+        infos.append(linked)
+    return infos
+
+
+def _link(path: Path, link: Path) -> None:
+    link.unlink(missing_ok=True)
+    os.symlink(path.resolve(), link)
 
 
 def _adopt(
@@ -84,9 +156,7 @@ def _adopt(
     ]
     index = index_bytes(pa.Table.from_arrays(columns, schema=INDEX_SCHEMA))
     publish_bytes(str(folder / f"{name}.idx"), index)
-    link = folder / f"{name}.bin"
-    link.unlink(missing_ok=True)
-    os.symlink(path.resolve(), link)
+    _link(path, folder / f"{name}.bin")
     return ShardInfo(
         name=name,
         source=source,

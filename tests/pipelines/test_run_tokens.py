@@ -158,6 +158,8 @@ def test_settings_that_make_no_sense(folder: Path) -> None:
 
 
 def test_nothing_held_out_nothing_compared(folder: Path) -> None:
+    do(folder)  # what it says of held-out documents does not stay
+    assert (folder / "run/tokens/near").exists()
     (folder / "near.yaml").write_text(RECIPE.format(folder=folder, share=0, more=""))
     with Display() as display:
         run(recipes.load(folder / "near.yaml"), str(folder / "run"), Options(debug=True), display)

@@ -192,6 +192,38 @@ def test_export_and_import(finished_run: Path, tmp_path: Path, capsys: pytest.Ca
     assert (code, "none.idx: no such file" in err) == (1, True)
 
 
+def test_a_mixture_of_imported_files_and_a_run(
+    finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Files of Megatron-LM and of datatrove beside the run's own shards, in one set that a mixture draws from."""
+    from gristmill.mixtures.mixture import Mixture
+
+    for kind in ("megatron", "datatrove"):
+        call(capsys, "tokens", "export", str(finished_run), "--format", kind, "--out", str(tmp_path / kind))
+    files = (f"mega={tmp_path}/megatron/docs_train.idx", f"trove={tmp_path}/datatrove/code_train.ds")
+    fixed = ("--tokenizer", str(finished_run), "--eos", "<|endoftext|>", "--out", str(tmp_path / "all"))
+    code, out, err = call(capsys, "tokens", "import", *files, str(finished_run / "tokens"), *fixed)
+    assert (code, "of sources code, docs, mega, readmes, trove" in out) == (0, True), err
+    code, out, _ = call(capsys, "tokens", "verify", str(tmp_path / "all"))
+    assert (code, out) == (0, f"{tmp_path}/all: sound.\n")
+    both, own = TokenSet.open(tmp_path / "all"), TokenSet.open(finished_run / "tokens")
+    for name, as_named in (("docs", "mega"), ("code", "trove"), ("readmes", "readmes")):
+        count = own.sources[name].tokens
+        assert np.array_equal(both.sources[as_named].read(0, count), own.sources[name].read(0, count))
+    assert list(both.holdout) == ["code", "docs", "readmes"]
+    (tmp_path / "m.yaml").write_text(
+        "name: m\nsources: {mega: {weight: 1}, trove: {weight: 1}, readmes: {weight: 1}}\n"
+    )
+    assert Mixture.load(str(tmp_path / "m.yaml")).plan(both, seq_len=64, budget_tokens=2_000).windows > 0
+    code, _, err = call(capsys, "tokens", "import", files[0].partition("=")[2], *fixed)
+    assert (code, "which source is it?" in err) == (1, True)
+    other = ("--tokenizer", str(tmp_path / "t.json"), *fixed[2:])
+    text = (finished_run / "tokens/tokenizer.json").read_text()
+    (tmp_path / "t.json").write_text(text + "\n")
+    code, _, err = call(capsys, "tokens", "import", str(finished_run / "tokens"), *other)
+    assert (code, "made with another tokenizer" in err) == (1, True)
+
+
 def test_held_out_documents_are_shown_as_such(finished_run: Path) -> None:
     found = show(str(finished_run), "0", "docs", "holdout")
     assert found.split == "holdout"
