@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from gristmill.pipelines import recipe as recipes
+from gristmill.pipelines.done import pieces_left
 from gristmill.pipelines.downloads import missing as downloads_missing
 from gristmill.pipelines.listing import frozen
 from gristmill.pipelines.lock import RunLock
@@ -19,7 +20,7 @@ from gristmill.pipelines.plan import make_plan
 from gristmill.pipelines.progress import Display
 from gristmill.pipelines.recipe import Recipe, RecipeError
 from gristmill.pipelines.report.write import write_report
-from gristmill.pipelines.run import Options, announce, pieces_left, run, storage_faults
+from gristmill.pipelines.run import Options, announce, run, storage_faults
 from gristmill.pipelines.tables import console, funnel_table, plain_table
 from gristmill.stages.shards import exists, join
 from gristmill.stages.stores import is_local

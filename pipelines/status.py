@@ -17,11 +17,11 @@ from rich.live import Live
 from rich.text import Text
 
 from gristmill.pipelines import recipe as recipes
+from gristmill.pipelines.done import ledger_done, opened_ledger
 from gristmill.pipelines.faults import Failed, FailedShard
 from gristmill.pipelines.lock import holder_of, is_stale, read_driver
 from gristmill.pipelines.open_run import TOKENS, Run, open_run
 from gristmill.pipelines.plan import Plan, make_plan
-from gristmill.pipelines.run import ledger_done, opened_ledger
 from gristmill.pipelines.tables import plain_table, status_table
 from gristmill.stages.ledger import ShardLedger, merge
 from gristmill.stages.shards import Shard, join, read_bytes
