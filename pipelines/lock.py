@@ -29,6 +29,7 @@ from fsspec.implementations.local import LocalFileSystem
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gristmill.stages.shards import filesystem, join, publish_bytes, read_bytes
+from gristmill.stages.stores import check_writable
 
 NAME = "driver.lock"
 RENEW_S = 10.0
@@ -104,7 +105,10 @@ def holder_of(folder: str) -> Holder | None:
 
 
 class RunLock:
-    """Holds the lock of a run folder for as long as the block runs. Raises LockError when another driver has it."""
+    """Holds the lock of a run folder for as long as the block runs.
+
+    Raises LockError when another driver has it, StoreError for a bucket that is missing or may not be written.
+    """
 
     def __init__(self, folder: str, *, renew_s: float = RENEW_S, stale_after_s: float = STALE_AFTER_S) -> None:
         self.folder, self.path = folder, join(folder, NAME)
@@ -118,6 +122,7 @@ class RunLock:
         self._local = isinstance(self._fs, LocalFileSystem)
 
     def __enter__(self) -> RunLock:
+        check_writable(self.folder)
         try:
             if not self._create():
                 self._take_over()
@@ -151,9 +156,9 @@ class RunLock:
     def _create(self) -> bool:
         """Makes the file -> False when it is there already."""
         data = self._data()
-        self._fs.makedirs(self._inner.rsplit("/", 1)[0], exist_ok=True)
         try:
             if self._local:
+                self._fs.makedirs(self._inner.rsplit("/", 1)[0], exist_ok=True)  # a store would make a missing bucket
                 # Linked into place, so that nobody ever reads half of it.
                 draft = f"{self._inner}.{self._mine.token[:12]}.tmp"
                 Path(draft).write_bytes(data)

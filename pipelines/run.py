@@ -66,7 +66,6 @@ from gristmill.stages.shards import (
     read_bytes,
     remove_leftovers,
 )
-from gristmill.stages.stores import check_writable
 from gristmill.tokenize.encode import Encoder
 from gristmill.tokenize.shards import ShardInfo
 from gristmill.tokenize.train import forecast
@@ -133,7 +132,6 @@ def storage_faults(out: str) -> Iterator[None]:
 
 
 def _run(recipe: Recipe, out: str, options: Options, display: Display, lock: RunLock) -> Outcome:
-    check_writable(out)
     downloads.fetch_sources(recipe, out, display, scheduler=options.scheduler, refresh=options.refresh_inputs)
     plan = prepare(recipe, out, refresh_inputs=options.refresh_inputs)
     outcome = Outcome(out)
