@@ -23,6 +23,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
+from scipy.stats import binom
 
 from gristmill.pipelines import recipe as recipes
 from gristmill.pipelines.inspect import Filter, pick
@@ -35,6 +36,7 @@ from gristmill.stages.stores import local_copy
 
 LEVELS = tuple(round(0.5 + 0.05 * i, 2) for i in range(10))  # Jaccard similarities that copies are made for
 MIN_SHINGLES = 60  # of a document to copy; fewer cannot be edited to a similarity
+ONCE_IN_740 = 0.00135  # the lower tail of a normal distribution beyond three standard deviations
 PREFIX = "audit:"  # of the copies' doc_id
 _WORD = re.compile(r"\S+")
 
@@ -52,8 +54,8 @@ class Recall:
 
     @property
     def within(self) -> bool:
-        """Not more than three standard deviations below what is promised."""
-        return self.found >= self.promised - 3 * self.deviation
+        """Chance alone finds so few less often than once in 740 times: three standard deviations, of few copies too."""
+        return bool(binom.cdf(round(self.found * self.copies), self.copies, self.promised) >= ONCE_IN_740)
 
 
 @dataclass(frozen=True)
