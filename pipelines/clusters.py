@@ -80,12 +80,9 @@ def _texts(run: Run, segment: str, part: str, ids: list[str]) -> Iterator[tuple[
     upstream = f"{run.segments[at - 1]}/kept/{part}" if at else None
     if upstream is None or part not in run.files(f"{run.segments[at - 1]}/kept", ".parquet"):
         return
-    with run.open_parquet(upstream) as file:
-        for group in range(file.num_row_groups):
-            found = pc.is_in(file.read_row_group(group, columns=["doc_id"])["doc_id"], value_set=pa.array(ids))
-            if pc.any(found).as_py():
-                for row in file.read_row_group(group, columns=["doc_id", "text"]).filter(found).to_pylist():
-                    yield (segment, part, row["doc_id"]), {"text": row["text"]}
+    for rows in run.rows_by_id(upstream, pa.array(ids), ("doc_id", "text")):
+        for row in rows.to_pylist():
+            yield (segment, part, row["doc_id"]), {"text": row["text"]}
 
 
 def render(found: list[Member], console: Console) -> None:

@@ -313,13 +313,9 @@ def _removed_rows(run: Run, part: str) -> list[dict[str, Any]]:
 
 
 def _texts(run: Run, part: str, wanted: pa.Array) -> Iterator[tuple[str, str]]:
-    """doc_id and text of the documents named; only the row groups that hold them are read whole."""
-    with run.open_parquet(part) as file:
-        for group in range(file.num_row_groups):
-            found = pc.is_in(file.read_row_group(group, columns=["doc_id"])["doc_id"], value_set=wanted)
-            if pc.any(found).as_py():
-                rows = file.read_row_group(group, columns=["doc_id", "text"]).filter(found)
-                yield from zip(rows["doc_id"].to_pylist(), rows["text"].to_pylist(), strict=True)
+    """doc_id and text of the documents named."""
+    for rows in run.rows_by_id(part, wanted, ("doc_id", "text")):
+        yield from zip(rows["doc_id"].to_pylist(), rows["text"].to_pylist(), strict=True)
 
 
 # Output

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +26,7 @@ from typing import Any
 
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.fs
 import pyarrow.ipc
@@ -153,6 +154,16 @@ class Run:
     def open_parquet(self, name: str) -> pq.ParquetFile:
         """A Parquet file of the run."""
         return pq.ParquetFile(shards.join(self._root, name), filesystem=self._arrow_fs)
+
+    def rows_by_id(self, name: str, ids: pa.Array, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """Rows of a Parquet file whose doc_id is among ids (string); only row groups that hold one are read whole.
+        Columns that the file lacks are left out."""
+        with self.open_parquet(name) as file:
+            wanted = [c for c in columns if c in file.schema_arrow.names]
+            for group in range(file.num_row_groups):
+                found = pc.is_in(file.read_row_group(group, columns=["doc_id"])["doc_id"], value_set=ids)
+                if pc.any(found).as_py():
+                    yield file.read_row_group(group, columns=wanted).filter(found)
 
     def arrow_table(self, name: str) -> pa.Table:
         """An Arrow IPC file of the run; mapped, not read, where it lies on a local disk."""

@@ -83,17 +83,12 @@ def _pairs(run: Run, segment: str, stage: str, known: pa.Array) -> list[dict[str
 
 
 def _find(run: Run, segment: str, ids: set[str]) -> dict[str, dict[str, Any]]:
-    """Kept documents by id; only the row groups that hold them are read whole."""
+    """Kept documents by id."""
     out: dict[str, dict[str, Any]] = {}
     value_set = pa.array(sorted(ids), pa.string())
     for part in run.parts("kept", segment) if ids else []:
-        with run.open_parquet(part) as file:
-            for group in range(file.num_row_groups):
-                found = pc.is_in(file.read_row_group(group, columns=["doc_id"])["doc_id"], value_set=value_set)
-                if pc.any(found).as_py():
-                    columns = [c for c in ("doc_id", "source", "url", "text") if c in file.schema_arrow.names]
-                    rows = file.read_row_group(group, columns=columns).filter(found).to_pylist()
-                    out |= {row["doc_id"]: row for row in rows}
+        for rows in run.rows_by_id(part, value_set, ("doc_id", "source", "url", "text")):
+            out |= {row["doc_id"]: row for row in rows.to_pylist()}
     return out
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +14,7 @@ import pyarrow.compute as pc
 
 from gristmill.pipelines.inspect import spread
 from gristmill.pipelines.open_run import Run
+from gristmill.stages.lines_across import registered_domain
 
 LIMIT = 1_000_000  # documents; some seconds
 HOST = r"^[A-Za-z][A-Za-z0-9+.\-]*://(?:[^/?#@]*@)?(?P<host>[^/:?#]+)"
@@ -76,17 +76,3 @@ def _add(counter: Counter[str], values: Any) -> None:
     for entry in pc.value_counts(values):
         value = entry["values"].as_py()
         counter[value or ""] += entry["counts"].as_py()
-
-
-@cache
-def _suffixes() -> Any:
-    import tldextract
-
-    return tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)  # the snapshot in the package: no network
-
-
-@cache
-def registered_domain(host: str) -> str:
-    """The part of a host that somebody registered: www.bread.co.uk -> bread.co.uk; an address stays as it is."""
-    found = _suffixes()(host)
-    return f"{found.domain}.{found.suffix}" if found.suffix and found.domain else host
