@@ -7,7 +7,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,9 @@ from gristmill.stages.language import Language
 from gristmill.stages.ledger import Amount, ShardLedger, StageLedger, amount
 from gristmill.stages.models import Selection
 from gristmill.stages.shards import Shard, ShardError, filesystem, join, publish, publish_bytes, read_bytes
-from gristmill.tokenize.encode import Backend, thread_encoder
+from gristmill.tokenize.encode import Backend, Encoder, thread_encoder
 from gristmill.tokenize.sample import is_held_out
+from gristmill.tokenize.shards import ShardInfo, Split
 from gristmill.tokenize.train import TokenizerSettings, tokenizer_bytes, train
 from gristmill.tokenize.write import write_shard
 
@@ -154,23 +155,13 @@ def run_tokens(order: TokensOrder) -> dict[str, Any]:
     folder = join(order.out, "tokens")
     ledger_path = parts_of(order.out, "tokens", "ledger", order.shard, "json")
     withdraw(ledger_path)
-    _remove_pieces(folder, order.shard.part)
+    remove_pieces(folder, order.shard.part)
+    remove_pieces(folder, holdout_name(order.shard))
     begun = time.perf_counter()
     account = StageLedger(stage="tokenize")
-    near = pa.array(near_documents(order.out, order.shard) if order.drop_near else [], pa.string())
-
-    def counted() -> Iterator[Batch]:
-        path = parts_of(order.out, order.upstream, "kept", order.shard, "parquet")
-        for batch in kept_batches(path, ["doc_id", "source", "text"]):
-            account.read = account.read + amount(batch)
-            yield _without_near(batch, near, order.holdout_share, account) if len(near) else batch
-
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one worker, one core
-    encoder = thread_encoder(
-        read_bytes(join(folder, "tokenizer.json")), eos_token=order.eos_token, backend=order.encoder
-    )
+    encoder = order_encoder(order)
     infos = write_shard(
-        counted(),
+        counted(order, account),
         encoder,
         folder,
         order.shard.part,
@@ -181,14 +172,41 @@ def run_tokens(order: TokensOrder) -> dict[str, Any]:
         shuffle_seed=order.shuffle_seed,
     )
     for info in infos:
-        size = Amount(documents=info.documents, bytes=info.bytes, tokens=info.tokens)
-        if info.split == "train":
-            account.kept = account.kept + size
-        else:
-            account.dropped["holdout"] = account.dropped.get("holdout", Amount()) + size
-    account.read = account.read + Amount(tokens=sum(info.tokens for info in infos))
-    _characters(account)
-    account.seconds = time.perf_counter() - begun
+        enter(account, info.split, Amount(documents=info.documents, bytes=info.bytes, tokens=info.tokens))
+    close(account, begun)
+    said = {"encoder": encoder.active, "message": encoder.message}
+    return publish_ledger(order, account, infos, said, seconds=account.seconds)
+
+
+def counted(order: TokensOrder, account: StageLedger) -> Iterator[Batch]:
+    """The documents of a kept part that become tokens; what is read and what is near to held-out ones is booked."""
+    near = pa.array(near_documents(order.out, order.shard) if order.drop_near else [], pa.string())
+    path = parts_of(order.out, order.upstream, "kept", order.shard, "parquet")
+    for batch in kept_batches(path, ["doc_id", "source", "text"]):
+        account.read = account.read + amount(batch)
+        yield _without_near(batch, near, order.holdout_share, account) if len(near) else batch
+
+
+def order_encoder(order: TokensOrder) -> Encoder:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one worker, one core
+    data = read_bytes(join(order.out, "tokens", "tokenizer.json"))
+    return thread_encoder(data, eos_token=order.eos_token, backend=order.encoder)
+
+
+def enter(account: StageLedger, split: Split, size: Amount) -> None:
+    """Books documents that became tokens."""
+    if split == "train":
+        account.kept = account.kept + size
+    else:
+        account.dropped["holdout"] = account.dropped.get("holdout", Amount()) + size
+    account.read = account.read + Amount(tokens=size.tokens)
+
+
+def publish_ledger(
+    order: TokensOrder, account: StageLedger, infos: Sequence[ShardInfo], said: Mapping[str, Any], *, seconds: float
+) -> dict[str, Any]:
+    """Publishes the card of token shards, then their ledger, after it was checked -> the ledger."""
+    folder = join(order.out, "tokens")
     ledger = ShardLedger(
         key=order.key,
         segment="tokens",
@@ -199,17 +217,12 @@ def run_tokens(order: TokensOrder) -> dict[str, Any]:
         files=[file_record(folder, name) for info in infos for name in (info.bin, info.idx)],
         versions=versions(),
         host=socket.gethostname(),
-        seconds=account.seconds,
+        seconds=seconds,
     )
     ledger.check(f"tokens/{order.shard.part}")
-    card = {
-        "infos": [info.model_dump() for info in infos],
-        "encoder": encoder.active,
-        "message": encoder.message,
-        "key": order.key,
-    }
+    card = {"infos": [info.model_dump() for info in infos], **said, "key": order.key}
     publish_bytes(parts_of(order.out, "tokens", "cards", order.shard, "json"), orjson.dumps(card))
-    publish_bytes(ledger_path, ledger.sealed())
+    publish_bytes(parts_of(order.out, "tokens", "ledger", order.shard, "json"), ledger.sealed())
     return ledger.model_dump()
 
 
@@ -223,15 +236,19 @@ def _without_near(batch: Batch, near: pa.Array, holdout_share: float, account: S
     return batch.filter(pa.array(~goes))
 
 
-def _remove_pieces(folder: str, part: str) -> None:
+def remove_pieces(folder: str, name: str) -> None:
     """Removes the token shards of an earlier attempt, which may have been more of them."""
     fs, inner = filesystem(folder)
-    for name in (part, part.replace("part-", "holdout-", 1)):
-        for path in fs.glob(f"{inner}/{name}.*") + fs.glob(f"{inner}/{name}-*"):
-            fs.rm(path)
+    for path in fs.glob(f"{inner}/{name}.*") + fs.glob(f"{inner}/{name}-*"):
+        fs.rm(path)
 
 
-def _characters(account: StageLedger) -> None:
+def holdout_name(shard: Shard) -> str:
+    return shard.part.replace("part-", "holdout-", 1)
+
+
+def close(account: StageLedger, begun: float) -> None:
     """Token shards know bytes, not characters: these are booked as edited, so that the sums are of one kind."""
+    account.seconds = time.perf_counter() - begun
     booked = sum(size.chars for size in account.dropped.values())
     account.edited = Amount(chars=account.read.chars - booked)

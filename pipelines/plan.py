@@ -59,6 +59,7 @@ class Plan:
     tokens: tuple[str, ...]
     held_out: tuple[str, ...] = ()  # keys of the signatures of held-out documents; none where nothing is held out
     near: tuple[str, ...] = ()  # keys of what each shard has that is near to them
+    scattered: tuple[str, ...] = ()  # keys of the sorted parts, where documents are shuffled across shards
 
 
 def make_plan(recipe: Recipe, shards: Sequence[Shard]) -> Plan:
@@ -93,7 +94,25 @@ def make_plan(recipe: Recipe, shards: Sequence[Shard]) -> Plan:
         near = [hash_of("near", similarity, held_out, key) for key in keys]
     found = near if drop and near else [""] * len(keys)
     tokens = [hash_of("tokens", tokenizer, settings, key, other) for key, other in zip(keys, found, strict=True)]
-    return Plan(recipe, tuple(shards), tuple(plans), tokenizer, tuple(tokens), tuple(held_out), tuple(near))
+    scattered: list[str] = []
+    if recipe.tokens.shuffle == "documents":
+        scattered, tokens = tokens, _gathered(shards, tokens)
+    return Plan(
+        recipe, tuple(shards), tuple(plans), tokenizer, tuple(tokens), tuple(held_out), tuple(near), tuple(scattered)
+    )
+
+
+def _gathered(shards: Sequence[Shard], scattered: Sequence[str]) -> list[str]:
+    """Keys of token shards that are merged from all parts of their source."""
+    parts: dict[str, list[str]] = {}
+    for shard, key in zip(shards, scattered, strict=True):
+        parts.setdefault(shard.source, []).append(key)
+    at = dict.fromkeys(parts, -1)
+    keys = []
+    for shard in shards:
+        at[shard.source] += 1
+        keys.append(hash_of("gathered", parts[shard.source], at[shard.source]))
+    return keys
 
 
 def _settings(recipe: Recipe, use: StageUse, model_keys: dict[str, str]) -> dict[str, Any]:

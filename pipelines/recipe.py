@@ -60,6 +60,7 @@ from gristmill.stages.settings_file import SettingsError, SettingsFile, build, n
 from gristmill.stages.substrings import Substrings
 from gristmill.stages.url import Url
 from gristmill.tokenize.encode import Backend
+from gristmill.tokenize.shards import Shuffle
 from gristmill.tokenize.train import TokenizerSettings
 
 STAGES: dict[str, Any] = {
@@ -152,7 +153,9 @@ class TokenSettings(Settings):
     holdout_share: float = Field(default=0.01, ge=0, lt=1)  # of documents, by a hash of their text
     encoder: Backend = "auto"  # "auto" takes the fast one where its ids equal the reference's
     max_tokens: int | None = Field(default=None, ge=2)  # of a token shard; a longer document is an error
-    shuffle: Literal["none", "documents"] = "none"  # documents: each token shard's, by a hash of seed and doc_id
+    # By a hash of seed, doc_id and text: documents, over all shards of their source; within_shard, in each shard of the
+    # input.
+    shuffle: Shuffle = "none"
     seed: int = Field(default=0, ge=0, lt=1 << 64)
     near_holdout_similarity: float = Field(default=0.7, gt=0, le=1)  # Jaccard of 5-word shingles; what counts as near
     drop_near_holdout: bool = False  # training documents that are near a held-out one; else they are reported only

@@ -50,6 +50,15 @@ from gristmill.pipelines.near_holdout import (
 from gristmill.pipelines.plan import Plan, SegmentPlan, make_plan
 from gristmill.pipelines.progress import Display
 from gristmill.pipelines.recipe import Recipe, StageUse, check, kept_schema, model_of
+from gristmill.pipelines.shuffled_tokens import (
+    GatherOrder,
+    ScatterOrder,
+    check_balance,
+    drop_scattered,
+    run_gather,
+    run_scatter,
+    scattered_done,
+)
 from gristmill.pipelines.tokenizer_card import (
     TOKENIZER_REPORT,
     TokenizerReportOrder,
@@ -425,29 +434,62 @@ class _Runner:
             _forget_near(self.out)
         pairs = zip(plan.shards, plan.tokens, strict=True)
         left = [(shard, key) for shard, key in pairs if not ledger_done(self.out, "tokens", shard, key)]
-        orders = [
-            TokensOrder(
-                out=self.out,
-                key=key,
-                upstream=folder,
-                shard=shard,
-                holdout_share=plan.recipe.tokens.holdout_share,
-                encoder=plan.recipe.tokens.encoder,
-                eos_token=plan.recipe.tokenizer.eos_token,
-                max_tokens=plan.recipe.tokens.max_tokens,
-                shuffle_seed=plan.recipe.tokens.seed if plan.recipe.tokens.shuffle == "documents" else None,
-                drop_near=plan.recipe.tokens.drop_near_holdout and bool(plan.near),
-            )
-            for shard, key in self.missing.left("tokens", left)
-        ]
-        labels = [order.shard.label for order in orders]
-        self._work("token shards", run_tokens, orders, labels, _ledger_figures)
+        if plan.scattered:
+            self._shuffled(left)
+        else:
+            orders = [self._tokens_order(shard, key) for shard, key in self.missing.left("tokens", left)]
+            self._work("token shards", run_tokens, orders, [o.shard.label for o in orders], _ledger_figures)
         if self.missing:
             return
         self._manifest()
+        drop_scattered(self.out)
         report = TokenizerReportOrder(self.out, tokenizer_report_key(plan))
         reports = [] if card_key(join(self.out, TOKENIZER_REPORT)) == report.key else [report]
         self._work("tokenizer report", run_tokenizer_report, reports, ["tokenizer report"], lambda _: {})
+
+    def _tokens_order(self, shard: Shard, key: str) -> TokensOrder:
+        settings = self.plan.recipe.tokens
+        assert self.plan.recipe.tokenizer is not None
+        return TokensOrder(
+            out=self.out,
+            key=key,
+            upstream=self.plan.segments[-1].segment.folder,
+            shard=shard,
+            holdout_share=settings.holdout_share,
+            encoder=settings.encoder,
+            eos_token=self.plan.recipe.tokenizer.eos_token,
+            max_tokens=settings.max_tokens,
+            shuffle_seed=None if settings.shuffle == "none" else settings.seed,
+            drop_near=settings.drop_near_holdout and bool(self.plan.near),
+        )
+
+    def _shuffled(self, left: Sequence[tuple[Shard, str]]) -> None:
+        """Sorts the parts of the sources that lack a token shard, then merges what is left of each complete source."""
+        parts: dict[str, list[Shard]] = {}
+        for shard in self.plan.shards:
+            parts.setdefault(shard.source, []).append(shard)
+        keys = {shard.index: key for shard, key in left}
+        wanted = {shard.source for shard, _ in left}
+        unsorted = [
+            (shard, key)
+            for shard, key in zip(self.plan.shards, self.plan.scattered, strict=True)
+            if shard.source in wanted and not scattered_done(self.out, shard, key)
+        ]
+        scatters = [
+            ScatterOrder(self._tokens_order(shard, key), self.plan.tokens[shard.index])
+            for shard, key in self.missing.left("tokens", unsorted)
+        ]
+        labels = [order.shard.label for order in scatters]
+        self._work("documents in random order", run_scatter, scatters, labels, _documents)
+        whole = {name for name in wanted if not self.missing.held_up(name, [part.index for part in parts[name]])}
+        gathers = [
+            GatherOrder(self._tokens_order(shard, keys[shard.index]), tuple(parts[shard.source]), at)
+            for name in parts
+            if name in whole
+            for at, shard in enumerate(parts[name])
+            if shard.index in keys
+        ]
+        self._work("token shards", run_gather, gathers, [order.shard.label for order in gathers], _ledger_figures)
 
     def _near_holdout(self, folder: str) -> None:
         """Signs held-out documents, finds what is near to them, and says so in tokens/holdout_report.json."""
@@ -499,7 +541,16 @@ class _Runner:
             eos_token=self.plan.recipe.tokenizer.eos_token,
             backend="tokenizers",
         )
-        write_manifest(join(self.out, "tokens"), infos, encoder, holdout_share=self.plan.recipe.tokens.holdout_share)
+        check_balance(self.out, infos, self.plan.shards)
+        settings = self.plan.recipe.tokens
+        write_manifest(
+            join(self.out, "tokens"),
+            infos,
+            encoder,
+            holdout_share=settings.holdout_share,
+            shuffle=settings.shuffle,
+            seed=settings.seed,
+        )
         publish_bytes(join(self.out, "tokens", "card.json"), orjson.dumps({"key": manifest_key(self.plan)}))
 
 

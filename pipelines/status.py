@@ -106,6 +106,8 @@ class Looking:
             pairs = list(zip(plan.shards, keys, strict=True))
             done = {shard.index: found for shard, key in pairs if (found := self._ledger(folder, shard, key))}
             signing = next((s.sign for s in plan.segments if s.segment.folder == folder), {})
+            if folder == TOKENS:
+                signing = dict(enumerate(plan.scattered))
             records = [
                 record
                 for shard, key in pairs

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import orjson
+import pyarrow as pa
 import pyarrow.compute as pc
 from rich.console import Console
 from rich.table import Table
@@ -24,6 +25,8 @@ from gristmill.pipelines.open_run import TOKENS, Run, RunError
 from gristmill.pipelines.recipe import Segment, StageUse
 from gristmill.stages.documents import Rule
 from gristmill.stages.shards import Shard, exists, join
+from gristmill.tokenize.pieces import order_keys
+from gristmill.tokenize.shuffle import range_of
 
 _PLACES = {
     "warc": "record at byte {}",
@@ -161,7 +164,7 @@ def _traced(run: Run, segments: Sequence[Segment], shard: Shard, rows: Rows) -> 
         position=position,
         place=_place(shard, position),
         steps=tuple(_steps(run, segments, shard, known, rows)),
-        tokens=_tokens(run, shard, known["doc_id"]) if whole else None,
+        tokens=_tokens(run, shard, known["doc_id"], text) if whole else None,
         chars=last.get("chars") or (len(text) if text is not None else None),
         kept=whole,
         text=text,
@@ -220,13 +223,17 @@ def _readings(use: StageUse, known: Mapping[str, Any]) -> Iterator[Reading]:
         yield Reading(name, value if isinstance(value, float | str | None) else str(value), low, high)
 
 
-def _tokens(run: Run, shard: Shard, doc_id: str) -> Tokens | None:
+def _tokens(run: Run, shard: Shard, doc_id: str, text: str | None) -> Tokens | None:
+    parts = {shard.part, _moved_to(run, shard, doc_id, text)}
+    numbers = {part.split("-")[1] for part in parts}
+    size = len((text or "").encode())
     for info in run.token_shards.get("shards", []):
         name = str(info.get("name"))
-        if name.rpartition("-")[2] != shard.part.rpartition("-")[2]:
+        if name.split("-")[1] not in numbers:
             continue
         table = run.arrow_table(f"{TOKENS}/{name}.idx")
-        rows = np.flatnonzero(pc.equal(table["doc_id"], doc_id).to_numpy())
+        same = pc.and_(pc.equal(table["doc_id"], doc_id), pc.equal(table["bytes"], size))
+        rows = np.flatnonzero(same.to_numpy())
         if rows.size:
             row = int(rows[0])
             entry = table.slice(row, 1).to_pylist()[0]
@@ -239,6 +246,16 @@ def _tokens(run: Run, shard: Shard, doc_id: str) -> Tokens | None:
                 length=int(entry["length"]),
             )
     return None
+
+
+def _moved_to(run: Run, shard: Shard, doc_id: str, text: str | None) -> str:
+    """The part whose token shards hold the document, where documents are shuffled across shards; else its own."""
+    manifest = run.token_shards
+    if manifest.get("shuffle") != "documents" or text is None:
+        return shard.part
+    parts = [of.part for entry in run.inputs if (of := Shard.model_validate(entry)).source == shard.source]
+    key = order_keys(pa.array([doc_id]), pa.array([text]), int(manifest["seed"]))[0]
+    return parts[range_of(int(key), len(parts))]
 
 
 def as_json(traces: Sequence[Trace]) -> str:

@@ -13,8 +13,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.pipelines.open_run import TOKENS, Run
+from gristmill.pipelines.shuffled_tokens import balance
 from gristmill.stages.ledger import Amount, LedgerError, ShardLedger
 from gristmill.stages.shards import checksum, exists, filesystem, join
+from gristmill.tokenize.shards import ShardInfo
 from gristmill.tokenize.verify import verify_tokens
 
 
@@ -36,6 +38,8 @@ def verify(run: Run) -> list[str]:
             problems.extend(_check(run, segment, path, opened))
         kept_before = _chain(segment, ledgers, kept_before, problems)
     if run.token_shards:
+        infos = [ShardInfo.model_validate(info) for info in run.token_shards["shards"]]
+        problems.extend(f"{join(run.path, TOKENS)}: {line}" for line in balance(infos, ledgers))
         problems.extend(verify_tokens(join(run.path, TOKENS)))
     return problems
 

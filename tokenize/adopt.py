@@ -30,6 +30,7 @@ from gristmill.tokenize.shards import (
     INDEX_SCHEMA,
     MANIFEST_FILE,
     ShardInfo,
+    Shuffle,
     Split,
     TokenError,
     TokenManifest,
@@ -62,6 +63,7 @@ def adopt_tokens(
     target.mkdir(parents=True, exist_ok=True)
     infos: list[ShardInfo] = []
     shares: set[float] = set()
+    orders: set[tuple[Shuffle, int | None]] = set()
     plain = True
     reserved = np.zeros(encoder.vocab_size, bool)
     reserved[list(encoder.special_ids.values())] = True
@@ -70,6 +72,7 @@ def adopt_tokens(
             tokens = TokenSet.open(given)
             infos += _linked(tokens, target, infos, encoder)
             shares.add(tokens.manifest.holdout_share)
+            orders.add((tokens.manifest.shuffle, tokens.manifest.seed))
             plain = plain and tokens.manifest.plain_text
             continue
         path, name = _named(given, source)
@@ -83,7 +86,12 @@ def adopt_tokens(
         infos.append(_adopt(ids_path, ids, lengths, target, _next_name(infos, "train"), name, encoder))
         plain = plain and int(reserved[ids].sum()) == len(lengths)
     share = shares.pop() if len(shares) == 1 else 0.0
-    return write_manifest(str(target), infos, encoder, holdout_share=share, plain_text=plain)
+    shuffle: Shuffle = "documents" if any(order == "documents" for order, _ in orders) else "none"
+    seeds = {seed for _, seed in orders}
+    seed = seeds.pop() if len(seeds) == 1 else None
+    return write_manifest(
+        str(target), infos, encoder, holdout_share=share, plain_text=plain, shuffle=shuffle, seed=seed
+    )
 
 
 def _named(given: str, source: str | None) -> tuple[Path, str]:

@@ -1,18 +1,20 @@
 """The files of a token shard while they are written: cut at a number of tokens, in the order given or shuffled.
 
-    with Spool(Pieces("out/tokens", "part-00007", dtype, max_tokens=100_000_000), seed=1) as spool: ...
+    pieces = Pieces("out/tokens", "part-00007", dtype, max_tokens=100_000_000)
+    with Spool(dtype) as spool: ...
 
 `write.py` is the way to use them. `Pieces` writes documents as they come, and begins another pair of files when the
-next document would not fit. `Spool` keeps ids in a temporary file until all have come, then hands the documents on in
-the order of a hash of seed and doc_id.
+next document would not fit. `Spool` keeps ids in a temporary file until all have come, then gives the documents back
+in the order of their keys (`order_keys`).
 """
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from contextlib import ExitStack
 from types import TracebackType
-from typing import IO
+from typing import IO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,11 +22,44 @@ import pyarrow.compute as pc
 import xxhash
 from numba import njit
 
+from gristmill.stages.kernels.buffers import string_views
+from gristmill.stages.kernels.hashing import hash_raw
 from gristmill.stages.shards import join, publish, publish_bytes
-from gristmill.tokenize.sample import text_hashes
 from gristmill.tokenize.shards import INDEX_SCHEMA, ShardInfo, Split, TokenError
 
-GATHERED_IDS = 4 << 20  # handed on in one go by a spool
+GATHERED_IDS = 4 << 20  # given back in one go by a spool
+
+
+class Rows(NamedTuple):
+    """Some documents, one after the other."""
+
+    doc_id: pa.Array  # (documents,) string
+    ids: np.ndarray  # (tokens,) with end-of-text ids
+    lengths: np.ndarray  # (documents,) int64, tokens in all
+    utf8: pa.Array  # (documents,) uint32, bytes of the texts
+    keys: np.ndarray  # (documents,) uint64, their places in a random order; all 0 where the order is to stay
+
+
+def order_keys(doc_id: pa.Array, texts: pa.Array, seed: int) -> np.ndarray:
+    """The place of each document in the order of a seed, as a share of 2^64: (n,) uint64.
+
+    A hash of seed, id and text: ids alone may be the same in every file ("0", "1", ...), and would then come together.
+    Documents that have both in common are the same document, so their order says nothing.
+    """
+    keys = np.full(len(doc_id), seed, np.uint64)
+    for column in (texts, doc_id):
+        hashes = np.empty((len(column), 2), np.uint64)
+        hash_raw(*string_views(column), hashes)
+        keys = _mixed(keys ^ hashes[:, 0])
+    return keys
+
+
+def _mixed(x: np.ndarray) -> np.ndarray:
+    """A permutation of the 64-bit integers that spreads every bit: the finalizer of SplitMix64 (Steele et al. 2014)."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(x ^ (x >> np.uint64(31)), np.uint64)
 
 
 class Pieces:
@@ -36,11 +71,9 @@ class Pieces:
         self._done: list[_Piece] = []
         self._piece = _Piece(folder, name)
 
-    def add(self, doc_id: pa.Array, ids: np.ndarray, lengths: np.ndarray, utf8: pa.Array) -> None:
-        """Documents one after the other: ids (tokens,) with end-of-text ids, lengths (documents,), utf8 bytes uint32.
-
-        Raises TokenError for a document longer than `max_tokens`.
-        """
+    def add(self, rows: Rows) -> None:
+        """Raises TokenError for a document longer than `max_tokens`."""
+        doc_id, ids, lengths, utf8, _ = rows
         ends = np.cumsum(lengths)
         row, at = 0, 0
         while row < len(lengths):
@@ -130,11 +163,12 @@ class _Piece:
 
 
 class Spool:
-    """Documents that wait for all others of their shard, to go on in the order of a hash of seed and doc_id."""
+    """Documents that wait for all others, to go on in the order of their keys. Memory holds some 60 bytes a document;
+    the ids lie in a temporary file."""
 
-    def __init__(self, to: Pieces, seed: int) -> None:
-        self._to, self._seed = to, seed
-        self._rows: list[tuple[pa.Array, np.ndarray, pa.Array]] = []
+    def __init__(self, dtype: np.dtype) -> None:
+        self._dtype = dtype
+        self._rows: list[tuple[pa.Array, np.ndarray, pa.Array, np.ndarray]] = []
         self._file: IO[bytes] = tempfile.TemporaryFile(prefix="gristmill-tokens-")  # noqa: SIM115
 
     def __enter__(self) -> Spool:
@@ -143,27 +177,28 @@ class Spool:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def add(self, doc_id: pa.Array, ids: np.ndarray, lengths: np.ndarray, utf8: pa.Array) -> None:
-        self._file.write(ids.data)
-        self._rows.append((doc_id, lengths, utf8))
+    def add(self, rows: Rows) -> None:
+        self._file.write(rows.ids.data)
+        self._rows.append((rows.doc_id, rows.lengths, rows.utf8, rows.keys))
 
-    def empty(self) -> None:
-        """Hands everything on. Documents of the same hash keep their order."""
+    def sorted(self) -> Iterator[Rows]:
+        """Everything, by key. Documents of the same key keep their order."""
         if not self._rows:
             return
         self._file.flush()
-        ids = np.memmap(self._file, self._to.dtype, "r")
+        ids = np.memmap(self._file, self._dtype, "r")
         doc_id = pa.chunked_array([rows[0] for rows in self._rows]).combine_chunks()
         lengths = np.concatenate([rows[1] for rows in self._rows])
         utf8 = pa.chunked_array([rows[2] for rows in self._rows]).combine_chunks()
-        order = np.argsort(text_hashes(doc_id, self._seed), kind="stable")
+        keys = np.concatenate([rows[3] for rows in self._rows])
+        order = np.argsort(keys, kind="stable")
         starts = np.cumsum(lengths) - lengths
         groups = np.cumsum(lengths[order]) // GATHERED_IDS
         for rows in np.split(order, np.flatnonzero(np.diff(groups)) + 1):
-            out = np.empty(int(lengths[rows].sum()), self._to.dtype)
+            out = np.empty(int(lengths[rows].sum()), self._dtype)
             _gather(ids, starts[rows], lengths[rows], out)
             taken = pa.array(rows)
-            self._to.add(doc_id.take(taken), out, lengths[rows], utf8.take(taken))
+            yield Rows(doc_id.take(taken), out, lengths[rows], utf8.take(taken), keys[rows])
 
 
 @njit(nogil=True, cache=True)
@@ -177,9 +212,16 @@ def _gather(ids, starts, lengths, out):  # type: ignore[no-untyped-def]
 
 
 def index_bytes(table: pa.Table) -> bytes:
-    """An .idx file. One record batch, so that the bytes do not depend on how the rows were gathered."""
+    """An .idx file. One record batch, each column in buffers of its own, so that the bytes do not depend on how the
+    rows were gathered: Arrow writes a slice of an array with some bytes of its neighbours."""
+    columns = [pa.concat_arrays([*column.chunks, column.chunk(0).slice(0, 0)]) for column in _chunked(table)]
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, INDEX_SCHEMA) as writer:
-        writer.write_table(table.combine_chunks())
+        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=INDEX_SCHEMA))
     data: bytes = sink.getvalue().to_pybytes()
     return data
+
+
+def _chunked(table: pa.Table) -> list[pa.ChunkedArray]:
+    """The columns, with at least one chunk each."""
+    return [column if column.num_chunks else pa.chunked_array([pa.array([], column.type)]) for column in table.columns]

@@ -57,6 +57,8 @@ INDEX_SCHEMA = pa.schema(
 )
 
 Split = Literal["train", "holdout"]
+# The order of documents: as they came; by a keyed hash within each shard of documents; by one over all of a source.
+Shuffle = Literal["none", "within_shard", "documents"]
 
 
 class TokenError(ValueError):
@@ -106,6 +108,8 @@ class TokenManifest(BaseModel):
     tokenizer_xxh3: str  # xxh3-128 of tokenizer.json, hex
     holdout_share: float = 0.0  # of documents, by hash of their text
     plain_text: bool = True  # no document holds a special id but its last; may be false for files of other programs
+    shuffle: Shuffle = "none"
+    seed: int | None = None  # of the shuffle
     shards: list[ShardInfo] = Field(default_factory=list)
     digest: str = ""  # xxh3-128 of all the above
 
@@ -115,7 +119,7 @@ class TokenManifest(BaseModel):
 
     def sealed(self) -> bytes:
         """The bytes to publish, with the digest set."""
-        body = {**self.model_dump(exclude={"digest"}), "digest": self._digest()}
+        body = {**self._body(), "digest": self._digest()}
         return orjson.dumps(body, option=orjson.OPT_INDENT_2) + b"\n"
 
     @classmethod
@@ -146,8 +150,10 @@ class TokenManifest(BaseModel):
         return manifest
 
     def _digest(self) -> str:
-        body = self.model_dump(exclude={"digest"})
-        return xxhash.xxh3_128_hexdigest(orjson.dumps(body, option=orjson.OPT_SORT_KEYS))
+        return xxhash.xxh3_128_hexdigest(orjson.dumps(self._body(), option=orjson.OPT_SORT_KEYS))
+
+    def _body(self) -> dict[str, Any]:
+        return self.model_dump(exclude={"digest"} | ({"shuffle", "seed"} if self.shuffle == "none" else set()))
 
 
 def local_folder(folder: str | Path) -> Path:

@@ -100,7 +100,8 @@ def _shard(folder: Path, info: ShardInfo, manifest: TokenManifest, byte_lengths:
     except TokenError as error:
         yield str(error)
         return
-    yield from _index(idx_path, table, info)
+    # An id is unique in its shard of documents only, and shuffling brings documents of all of them together.
+    yield from _index(idx_path, table, info, unique=manifest.shuffle != "documents")
     buffer = map_file(bin_path)
     ids = np.frombuffer(buffer, dtype, count=buffer.size // dtype.itemsize)
     yield from _ids(bin_path, ids, table, manifest, byte_lengths)
@@ -117,7 +118,7 @@ def _file(path: Path, size: int, digest: str) -> Iterator[str]:
         yield f"{path}: its checksum is not the one in {MANIFEST_FILE}: the file was changed after it was written."
 
 
-def _index(path: Path, table: pa.Table, info: ShardInfo) -> Iterator[str]:
+def _index(path: Path, table: pa.Table, info: ShardInfo, *, unique: bool) -> Iterator[str]:
     """What can be said from the index alone."""
     if table.num_rows != info.documents:
         yield f"{path}: {table.num_rows:,} documents, but {MANIFEST_FILE} says {info.documents:,}."
@@ -142,7 +143,7 @@ def _index(path: Path, table: pa.Table, info: ShardInfo) -> Iterator[str]:
     if others:
         yield f"{path}: holds documents of source {others[0]!r}, but {MANIFEST_FILE} says {info.source!r}."
     counts = table["doc_id"].value_counts()
-    if len(counts) != table.num_rows:
+    if unique and len(counts) != table.num_rows:
         worst = int(np.argmax(counts.field("counts").to_numpy()))
         yield f"{path}: document {counts.field('values')[worst].as_py()!r} is listed more than once."
 

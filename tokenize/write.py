@@ -10,8 +10,9 @@ grows, and every copy of it goes the same way. A larger share holds out a supers
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -22,12 +23,13 @@ from numba import njit
 from gristmill.stages.documents import Batch
 from gristmill.stages.shards import join, publish_bytes
 from gristmill.tokenize.encode import Encoder
-from gristmill.tokenize.pieces import Pieces, Spool
+from gristmill.tokenize.pieces import Pieces, Rows, Spool, order_keys
 from gristmill.tokenize.sample import is_held_out
 from gristmill.tokenize.shards import (
     MANIFEST_FILE,
     TOKENIZER_FILE,
     ShardInfo,
+    Shuffle,
     Split,
     TokenError,
     TokenManifest,
@@ -53,8 +55,8 @@ def write_shard(
     may be no documents to take it from. key: identity of the shard of documents, kept in the manifest.
 
     max_tokens: of a token shard, end-of-text ids included. What is more goes on in "part-00000-001" and so on; a
-    document is never cut. shuffle_seed: documents in the order of a hash of seed and doc_id, within this shard of
-    documents; the ids wait in a temporary file, so memory holds some 50 bytes a document and no text.
+    document is never cut. shuffle_seed: documents in the order of `order_keys`, within this shard of documents; the ids
+    wait in a temporary file, so memory holds some 60 bytes a document and no text. `shuffle.py` shuffles across shards.
 
     Raises TokenError for an empty or null text, two sources in one shard, ids that no text may have, or a document
     longer than max_tokens. Each file appears whole or not at all; without max_tokens, all of them or none.
@@ -64,39 +66,65 @@ def write_shard(
     names: dict[Split, str] = {"train": part_name}
     if holdout_share > 0:
         names["holdout"] = part_name.replace("part-", "holdout-", 1)
-    begun = False
     with ExitStack() as files:
-        cut = {name: Pieces(folder, name, encoder.dtype, max_tokens) for name in names.values()}
+        cut = {split: Pieces(folder, name, encoder.dtype, max_tokens) for split, name in names.items()}
         for pieces in cut.values():
             files.push(pieces.close)
-        spooled = {n: files.enter_context(Spool(p, shuffle_seed)) for n, p in cut.items() if shuffle_seed is not None}
-        for batch in batches:
-            if not batch.num_rows:
-                continue
-            source = _one_source(batch, source, part_name)
-            texts = _texts(batch, part_name)
-            if not begun:
-                encoder.begin(texts)
-                begun = True
-            held_out = is_held_out(texts, holdout_share)
-            needed = batch.select(["doc_id", "text"])
-            for split, name in names.items():
-                chosen = held_out if split == "holdout" else ~held_out
-                if chosen.any():
-                    rows = needed if chosen.all() else needed.filter(pa.array(chosen))
-                    _encode(rows, encoder, spooled.get(name, cut[name]))
-        if source is None:
-            raise TokenError(f"{part_name}: no documents, and no source named; name the source of an empty shard.")
-        for spool in spooled.values():
-            spool.empty()
-        return [info for split, name in names.items() for info in cut[name].finish(split, source, key)]
+        spooled = {split: files.enter_context(Spool(encoder.dtype)) for split in cut if shuffle_seed is not None}
+        source = fill(spooled or cut, batches, encoder, part_name, holdout_share, source=source, seed=shuffle_seed)
+        for split, spool in spooled.items():
+            for rows in spool.sorted():
+                cut[split].add(rows)
+        return [info for split, pieces in cut.items() for info in pieces.finish(split, source, key)]
 
 
-def _encode(rows: Batch, encoder: Encoder, to: Pieces | Spool) -> None:
+class Sink(Protocol):
+    """What takes encoded documents."""
+
+    def add(self, rows: Rows) -> None: ...
+
+
+def fill(
+    sinks: Mapping[Split, Sink],
+    batches: Iterable[Batch],
+    encoder: Encoder,
+    part_name: str,
+    holdout_share: float,
+    *,
+    source: str | None,
+    seed: int | None,
+) -> str:
+    """Encodes a shard of documents into the sink of each split -> its source. seed: of the keys; None: they are 0.
+
+    Raises TokenError as `write_shard` does.
+    """
+    begun = False
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        source = _one_source(batch, source, part_name)
+        texts = _texts(batch, part_name)
+        if not begun:
+            encoder.begin(texts)
+            begun = True
+        held_out = is_held_out(texts, holdout_share)
+        needed = batch.select(["doc_id", "text"])
+        for split, sink in sinks.items():
+            chosen = held_out if split == "holdout" else ~held_out
+            if chosen.any():
+                sink.add(_encoded(needed if chosen.all() else needed.filter(pa.array(chosen)), encoder, seed))
+    if source is None:
+        raise TokenError(f"{part_name}: no documents, and no source named; name the source of an empty shard.")
+    return source
+
+
+def _encoded(rows: Batch, encoder: Encoder, seed: int | None) -> Rows:
     encoded = encoder.encode(rows["text"])
+    doc_id = rows["doc_id"].cast(pa.string())
+    keys = np.zeros(len(doc_id), np.uint64) if seed is None else order_keys(doc_id, rows["text"], seed)
     utf8 = pc.binary_length(rows["text"]).cast(pa.uint32())
     ids = with_eos(encoded.ids, encoded.lengths, encoder.eos_id)
-    to.add(rows["doc_id"].cast(pa.string()), ids, encoded.lengths + 1, utf8)
+    return Rows(doc_id, ids, encoded.lengths + 1, utf8, keys)
 
 
 def write_manifest(
@@ -106,6 +134,8 @@ def write_manifest(
     *,
     holdout_share: float = 0.0,
     plain_text: bool = True,
+    shuffle: Shuffle = "none",
+    seed: int | None = None,
 ) -> TokenManifest:
     """Publishes tokenizer.json, then shards.json: after it the folder is complete and can be opened.
 
@@ -125,6 +155,8 @@ def write_manifest(
         tokenizer_xxh3=xxhash.xxh3_128_hexdigest(encoder.tokenizer_json),
         holdout_share=holdout_share,
         plain_text=plain_text,
+        shuffle=shuffle,
+        seed=None if shuffle == "none" else seed,
         shards=shards,
     )
     publish_bytes(join(folder, TOKENIZER_FILE), encoder.tokenizer_json)

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pyarrow as pa
 import pytest
 
 from gristmill.pipelines import recipe as recipes
+from gristmill.pipelines import shuffled_tokens
 from gristmill.pipelines.near_holdout import warning
 from gristmill.pipelines.open_run import funnel, open_run
 from gristmill.pipelines.progress import Display
 from gristmill.pipelines.report.figures import page_data
 from gristmill.pipelines.report.write import render
 from gristmill.pipelines.run import Options, Outcome, run
+from gristmill.pipelines.trace import trace
 from gristmill.pipelines.verify import verify
+from gristmill.stages.ledger import LedgerError
 from gristmill.stages.settings_file import SettingsError
+from gristmill.stages.shards import Shard
 from gristmill.tokenize.sample import is_held_out
-from gristmill.tokenize.shards import TokenSet
+from gristmill.tokenize.shards import ShardInfo, TokenSet
 
 SHARE = 0.3
 RECIPE = """
@@ -128,15 +134,22 @@ def test_another_similarity_is_looked_for_without_a_new_shard(folder: Path) -> N
     assert orjson.loads((folder / "run/tokens/holdout_report.json").read_bytes())["near"] == 0
 
 
-def test_a_shard_that_is_cut_and_shuffled_holds_the_same_documents(folder: Path) -> None:
+@pytest.mark.parametrize(("shuffle", "pieces", "mended"), [("within_shard", 3, 1), ("documents", 6, 3)])
+def test_shards_that_are_cut_and_shuffled_hold_the_same_documents(
+    folder: Path, shuffle: str, pieces: int, mended: int
+) -> None:
+    """Across shards, parts are sorted and shards merged; to mend one, the two parts of its source are sorted again."""
     do(folder)
     plain = documents(folder)
     longest = max(len(ids) for found in plain.values() for ids in found)
-    outcome = do(folder, f", max_tokens: {longest + 10}, shuffle: documents, seed: 3")
-    assert outcome.done == 3
+    outcome = do(folder, f", max_tokens: {longest + 10}, shuffle: {shuffle}, seed: 3")
+    assert outcome.done == pieces
     cut = documents(folder)
     names = {p.name for p in (folder / "run/tokens").glob("*.bin")}
     assert {"part-00000.bin", "part-00000-001.bin", "holdout-00000-001.bin"} <= names
+    assert not (folder / "run/tokens/shuffle").exists()
+    manifest = TokenSet.open(folder / "run/tokens").manifest
+    assert (manifest.shuffle, manifest.seed) == (shuffle, 3)
     assert {key: sorted(found) for key, found in cut.items()} == {key: sorted(found) for key, found in plain.items()}
     assert cut != plain
     assert all(s.tokens <= longest + 10 for s in TokenSet.open(folder / "run/tokens").manifest.shards)
@@ -144,11 +157,82 @@ def test_a_shard_that_is_cut_and_shuffled_holds_the_same_documents(folder: Path)
     lost = folder / "run/tokens/part-00000-002.bin"
     data = lost.read_bytes()
     lost.unlink()
-    assert do(folder, f", max_tokens: {longest + 10}, shuffle: documents, seed: 3").done == 1
+    assert do(folder, f", max_tokens: {longest + 10}, shuffle: {shuffle}, seed: 3").done == mended
     assert lost.read_bytes() == data
     do(folder)  # fewer shards than before: none of the others stays
     assert documents(folder) == plain
     assert verify(open_run(folder / "run")) == []
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    found = [path for pattern in ("*.bin", "*.idx", "shards.json") for path in folder.glob(f"run/tokens/{pattern}")]
+    return {path.name: path.read_bytes() for path in found}
+
+
+def test_documents_move_between_the_shards_of_their_source_and_are_found(folder: Path) -> None:
+    do(folder, ", shuffle: documents")
+    opened = open_run(folder / "run")
+    assert verify(opened) == []
+    tokens = TokenSet.open(folder / "run/tokens")
+    moved = 0
+    for source in tokens.sources.values():
+        for info, _, index in source.parts():
+            assert {doc_id.as_py()[:1] for doc_id in index.doc_id} <= {source.name}
+            for row, doc_id in enumerate(index.doc_id):
+                (found,) = trace(opened, doc_id.as_py())
+                at = found.tokens
+                assert at is not None
+                assert (at.file, at.row) == (f"tokens/{info.bin}", row)
+                assert (at.start, at.length) == (int(index.start[row]), int(index.length[row]))
+                moved += int(info.name.removeprefix("part-")) != found.shard
+    assert moved > 2
+    book = opened.stages()["tokenize"]
+    assert (book.kept.documents, book.dropped["holdout"].documents) == (18, 9)
+    # the books of a part are those of its own documents
+    plain = [ledger.stages[0].read.documents for ledger in opened.ledgers("tokens")]
+    assert plain == [9, 9, 9]
+
+
+def test_a_shuffle_that_was_killed_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    do(folder, ", shuffle: documents")
+    whole = files_of(folder)
+    shutil.rmtree(folder / "run")
+    real = shuffled_tokens.gather_shard
+
+    def killed(path: str, parts: Any, at: int, name: str, **options: Any) -> Any:
+        if name == "part-00001":
+            raise KeyboardInterrupt
+        return real(path, parts, at, name, **options)
+
+    monkeypatch.setattr(shuffled_tokens, "gather_shard", killed)
+    with pytest.raises(KeyboardInterrupt):
+        do(folder, ", shuffle: documents")
+    assert not (folder / "run/tokens/shards.json").exists()
+    sorted_parts = sorted(path.name for path in (folder / "run/tokens/shuffle").glob("*.json"))
+    assert sorted_parts == ["part-00000.json", "part-00001.json", "part-00002.json"]
+    monkeypatch.setattr(shuffled_tokens, "gather_shard", real)
+    assert (
+        do(folder, ", shuffle: documents").done == 3
+    )  # two shards that were not merged, and the tokenizer's report; nothing is encoded again
+    assert files_of(folder) == whole
+    assert verify(open_run(folder / "run")) == []
+    assert do(folder, ", shuffle: documents").done == 0
+    assert do(folder, ", shuffle: documents, seed: 1").done == 6
+    assert files_of(folder).keys() == whole.keys()
+    assert files_of(folder) != whole
+
+
+def test_a_document_that_is_lost_or_doubled_between_shards_stops_the_manifest(folder: Path) -> None:
+    do(folder, ", shuffle: documents")
+    opened = open_run(folder / "run")
+    infos = [ShardInfo.model_validate(info) for info in opened.token_shards["shards"]]
+    ledgers = list(opened.ledgers("tokens"))
+    assert shuffled_tokens.balance(infos, ledgers) == []
+    (line,) = shuffled_tokens.balance(infos[1:], ledgers)
+    assert line.startswith("source 'a', train: the token shards hold ")
+    shards = [Shard.model_validate(entry) for entry in opened.inputs]
+    with pytest.raises(LedgerError, match=r"tokens: source 'b', train: .* No manifest was written"):
+        shuffled_tokens.check_balance(str(folder / "run"), [*infos, infos[2]], shards)
 
 
 def test_settings_that_make_no_sense(folder: Path) -> None:
