@@ -117,13 +117,15 @@ def bytes_of_tokens(config: dict[str, Any]) -> list[bytes] | None:
     spell = _spelling(config)
     others = [token for token in config.get("added_tokens") or [] if not token["special"]]
     swallows = any(token["lstrip"] or token["rstrip"] for token in others)  # white space around them
-    if spell is None or swallows or config.get("normalizer") is not None or model.get("type") != "BPE":
+    known = model.get("type") in ("BPE", "Unigram")
+    if spell is None or swallows or config.get("normalizer") is not None or not known:
         return None
     special = specials(config)
     added = {token["content"]: token["id"] for token in others}
-    vocab: dict[str, int] = model["vocab"]
+    pieces = model["vocab"]
+    vocab: dict[str, int] = pieces if isinstance(pieces, dict) else {piece: i for i, (piece, _) in enumerate(pieces)}
     out = [b""] * (max([*vocab.values(), *special.values(), *added.values()]) + 1)
-    reserved = set(special.values())
+    reserved = {*special.values(), *([model["unk_id"]] if model.get("unk_id") is not None else ())}
     try:
         for piece, i in vocab.items():
             out[i] = b"" if i in reserved else spell(piece)

@@ -8,10 +8,9 @@ The text is a sample of documents (`sample.py`): at most `max_bytes` in all, sha
 and at most `max_chunk_chars` characters of each document, so that no document dominates. What is learned does not
 depend on the order of documents or shards.
 
-Two models, both without losses: `byte_bpe` merges bytes (GPT-2, Llama 3); `bpe` merges characters, and spells those
+Three models, all without losses: `byte_bpe` merges bytes (GPT-2, Llama 3); `bpe` merges characters, and spells those
 that are not in its alphabet in bytes (Llama 2, but with spaces as they are instead of U+2581, which would make two
-texts one). Unigram is not trained here, since the trainer of `tokenizers` gives other scores every time; a
-tokenizer.json of that kind can be used.
+texts one); `unigram` chooses the likeliest pieces of each word (Kudo 2018; `unigram.py`), and spells in bytes as well.
 
 Special tokens come last in the vocabulary: no text can be encoded to one of them.
 """
@@ -19,7 +18,7 @@ Special tokens come last in the vocabulary: no text can be encoded to one of the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal
 
 import orjson
@@ -31,9 +30,10 @@ from gristmill.stages.documents import Settings
 from gristmill.tokenize.encode import END_OF_TEXT
 from gristmill.tokenize.sample import sample
 from gristmill.tokenize.shards import TokenError
+from gristmill.tokenize.unigram import from_sentencepiece, learn_unigram
 
 Split = Literal["gpt2", "cl100k", "llama3"]
-Model = Literal["byte_bpe", "bpe"]
+Model = Literal["byte_bpe", "bpe", "unigram"]
 
 # The expression of GPT-2, which `ByteLevel` carries in itself.
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -52,10 +52,11 @@ CHARACTER_COVERAGE = (
 )
 # `tokenizers` counts pairs in 32 bits (huggingface/tokenizers pull request 2057); no count exceeds the bytes of text.
 MAX_SAMPLE_BYTES = 2_000_000_000
-# Measured with tokenizers 0.23 on 40 MB of documents, vocabulary 32,000, one core of a shared EPYC: 2.2 MB/s, 15 bytes
-# of memory a byte.
-TRAIN_BYTES_PER_SECOND = 2_200_000
-TRAIN_MEMORY_PER_BYTE = 16
+# Bytes of text a second, and of memory a byte. BPE measured with tokenizers 0.23 on 40 MB of documents, vocabulary
+# 32,000, one core of a shared EPYC: 2.2 MB/s, 15 bytes. Unigram: 10 MB with
+# sentencepiece 0.2.3, 0.43 MB/s, 22 bytes.
+TRAIN_BYTES_PER_SECOND: dict[Model, int] = {"byte_bpe": 2_200_000, "bpe": 2_200_000, "unigram": 400_000}
+TRAIN_MEMORY_PER_BYTE: dict[Model, int] = {"byte_bpe": 16, "bpe": 16, "unigram": 24}
 
 
 class TokenizerSettings(Settings):
@@ -66,14 +67,15 @@ class TokenizerSettings(Settings):
     split: Split = "llama3"  # how text is cut into words before merging; see `pre_tokenizer`
     single_digits: bool = False  # every digit is a token of its own
     special_tokens: tuple[str, ...] = (END_OF_TEXT,)  # the first one ends documents
-    min_frequency: int = Field(2, ge=1)  # occurrences in the sample that a pair needs to be merged
+    min_frequency: int = Field(2, ge=1)  # occurrences in the sample that a pair needs to be merged; not for unigram
     max_bytes: int = Field(100_000_000, gt=0, le=MAX_SAMPLE_BYTES)  # of UTF-8 text, over all sources
     max_chunk_chars: int = Field(50_000, gt=0)  # characters that count of one document, its first ones
     weights: dict[str, float] = Field(default_factory=dict)  # source -> share of max_bytes; empty: by size
 
     @model_validator(mode="after")
     def _sensible(self) -> TokenizerSettings:
-        least = BYTES + len(self.special_tokens) + (self.model == "bpe")  # which always knows the space
+        more = {"byte_bpe": 0, "bpe": 1, "unigram": 2}  # the space; a character, and the unknown piece
+        least = BYTES + len(self.special_tokens) + more[self.model]
         if self.vocab_size < least:
             raise ValueError(
                 f"vocab_size {self.vocab_size} is too small: {BYTES} bytes and {len(self.special_tokens)} special "
@@ -106,7 +108,7 @@ def train(
     if not any(chosen.values()):
         raise TokenError(f"There is no text to train a tokenizer on (sources: {', '.join(texts) or 'none'}).")
     texts_of = list(chosen.values())
-    tokenizer = _byte_level(texts_of, settings) if settings.model == "byte_bpe" else _byte_fallback(texts_of, settings)
+    tokenizer = _TRAINERS[settings.model](texts_of, settings)
     for token in settings.special_tokens:
         if tokenizer.token_to_id(token) is not None:
             raise TokenError(f"The special token {token!r} is an ordinary piece of this corpus. Choose a longer name.")
@@ -149,6 +151,19 @@ def _byte_fallback(texts: list[list[bytes]], settings: TokenizerSettings) -> Tok
     return Tokenizer.from_str(orjson.dumps(config | {"added_tokens": []}).decode())
 
 
+def _unigram(texts: list[list[bytes]], settings: TokenizerSettings) -> Tokenizer:
+    cuts = _expression(settings.split, single_digits=settings.single_digits)
+    room = settings.vocab_size - len(settings.special_tokens)
+    return from_sentencepiece(learn_unigram(_strings(texts), room, _rare_characters(texts, settings), cuts), cuts)
+
+
+_TRAINERS: dict[Model, Callable[[list[list[bytes]], TokenizerSettings], Tokenizer]] = {
+    "byte_bpe": _byte_level,
+    "bpe": _byte_fallback,
+    "unigram": _unigram,
+}
+
+
 def _rare_characters(texts: list[list[bytes]], settings: TokenizerSettings) -> list[str]:
     """Characters beyond CHARACTER_COVERAGE of the text, or beyond a half of the vocabulary; of equally common ones,
     the later in the order of code points are rarer."""
@@ -156,7 +171,7 @@ def _rare_characters(texts: list[list[bytes]], settings: TokenizerSettings) -> l
     for part in _strings(texts):
         for text in part:
             counts.update(text)
-    room = min(settings.vocab_size // 2, settings.vocab_size - len(settings.special_tokens) - BYTES - 1)
+    room = min(settings.vocab_size // 2, settings.vocab_size - len(settings.special_tokens) - BYTES - 2)
     left, kept = CHARACTER_COVERAGE * counts.total(), 0
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     for _, count in ordered:
@@ -199,7 +214,7 @@ def tokenizer_bytes(tokenizer: Tokenizer) -> bytes:
 def estimate(corpus_bytes: int, settings: TokenizerSettings) -> tuple[int, float]:
     """(bytes of memory, seconds on one core) that training takes at most on a corpus of that size. A rough figure."""
     sampled = min(corpus_bytes, settings.max_bytes)
-    return sampled * TRAIN_MEMORY_PER_BYTE, sampled / TRAIN_BYTES_PER_SECOND
+    return sampled * TRAIN_MEMORY_PER_BYTE[settings.model], sampled / TRAIN_BYTES_PER_SECOND[settings.model]
 
 
 def forecast(corpus_bytes: int, settings: TokenizerSettings) -> str:
