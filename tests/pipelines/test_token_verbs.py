@@ -214,7 +214,14 @@ def test_a_mixture_of_imported_files_and_a_run(
     (tmp_path / "m.yaml").write_text(
         "name: m\nsources: {mega: {weight: 1}, trove: {weight: 1}, readmes: {weight: 1}}\n"
     )
-    assert Mixture.load(str(tmp_path / "m.yaml")).plan(both, seq_len=64, budget_tokens=2_000).windows > 0
+    plan = Mixture.load(str(tmp_path / "m.yaml")).plan(str(tmp_path / "all"), seq_len=64, budget_tokens=2_000)
+    drawn = set()
+    for batch in plan.loader():
+        source, start = batch.sources[int(batch.source[0])], 64 * int(batch.window[0])
+        theirs = {"mega": "docs", "trove": "code"}.get(source, source)
+        assert np.array_equal(batch.tokens[0], own.sources[theirs].read(start, 65))
+        drawn.add(source)
+    assert (plan.windows, drawn) == (31, {"mega", "readmes", "trove"})
     code, _, err = call(capsys, "tokens", "import", files[0].partition("=")[2], *fixed)
     assert (code, "which source is it?" in err) == (1, True)
     other = ("--tokenizer", str(tmp_path / "t.json"), *fixed[2:])

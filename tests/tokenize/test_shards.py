@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from gristmill.tokenize import shards
 from gristmill.tokenize.encode import Encoder
 from gristmill.tokenize.pieces import index_bytes
 from gristmill.tokenize.sample import is_held_out
@@ -337,6 +338,22 @@ def test_the_loader_refuses_a_changed_index(token_folder):
     docs = TokenSet.open(token_folder).sources["docs"]
     with pytest.raises(TokenError, match=r"part-00001\.idx: its checksum is not the one in shards\.json"):
         docs.bounds(0, docs.tokens)
+
+
+def test_the_loader_refuses_a_flipped_bit(token_folder, monkeypatch):
+    """An id that is as good as the right one, in the middle of a document; big sets are checked on request."""
+    path = token_folder / "part-00001.bin"
+    flip(path, 10)
+    words = r"part-00001\.bin: its checksum is not the one in shards\.json"
+    docs = TokenSet.open(token_folder).sources["docs"]
+    first = docs.shards[0].tokens
+    assert len(docs.read(0, first)) == first  # the other file is sound
+    with pytest.raises(TokenError, match=words):
+        docs.read(first, 1)
+    monkeypatch.setattr(shards, "CHECKED_BYTES", 1_000)
+    assert len(TokenSet.open(token_folder).sources["docs"].read(first, 1)) == 1
+    with pytest.raises(TokenError, match=words):
+        TokenSet.open(token_folder, check="bytes").sources["docs"].read(first, 1)
 
 
 @pytest.mark.parametrize("name", ["part-00000.bin", "part-00000.idx", "holdout-00001.bin"])
