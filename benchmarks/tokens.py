@@ -5,12 +5,14 @@
 DIR holds *.jsonl.gz with documents {"text", "id", "metadata"}. Every peer gets the same documents and the same
 tokenizer (llama3 split, trained on them), cold, in a process of its own on one core; rounds are interleaved, because
 shared machines change their speed by the minute. Speeds are MB of UTF-8 a CPU second; each figure comes with
-`NAME_peak_mb`, the peak memory of the process with the documents in it.
+`NAME_peak_mb`, the peak memory of the process with the documents in it, and those that encode with `NAME_ids`, in
+millions of ids a CPU second.
 
     tokens.encode   Encoder.encode: ids proven to stand for the text, nothing written; beside
                     gigatoken  the same encoder without checks
                     tokenizers  encode_batch_fast, no parallelism
                     tiktoken   the same merges, encode_ordinary_batch on one thread
+                    datatrove  DocumentTokenizer, one task; it cannot encode without writing
     tokens.shards   write_shard: read from Arrow, encoded, checksummed, written, synced; beside
                     datatrove  DocumentTokenizer, one task
     tokens.train    train(): sample, then `tokenizers`; beside
@@ -206,20 +208,21 @@ PREPARE: dict[str, dict[str, Prepare]] = {
         "gigatoken": encode_gigatoken,
         "tokenizers": encode_tokenizers,
         "tiktoken": encode_tiktoken,
+        "datatrove": encode_datatrove,
     },
     "tokens.shards": {OURS: encode_shards, "datatrove": encode_datatrove},
     "tokens.train": {OURS: train_gristmill, "tokenizers": train_tokenizers},
 }
 
 
-def measure(figure: str, who: str, corpus: Path, megabytes: float, tokenizer: Path) -> tuple[float, float, int]:
-    """One cold pass in this process: (MB a CPU second, peak MB, ids or tokens of the trained vocabulary)."""
+def measure(figure: str, who: str, corpus: Path, megabytes: float, tokenizer: Path) -> tuple[float, float, int, float]:
+    """One cold pass in this process: (MB a CPU second, peak MB, ids or tokens of the trained vocabulary, MB)."""
     texts = documents(corpus, megabytes * 1e6)
     size = megabytes_of(texts)
     run = PREPARE[figure][who](texts, tokenizer)
     before = time.process_time()
     result = run()
-    return size / (time.process_time() - before), peak_mb(), result
+    return size / (time.process_time() - before), peak_mb(), result, size
 
 
 def train_once(options: argparse.Namespace, folder: Path) -> Path:
@@ -243,12 +246,18 @@ def figures(options: argparse.Namespace) -> Iterator[Figure]:
         tokenizer = train_once(options, Path(folder))
         for figure, prepare in PREPARE.items():
             peaks: dict[str, list[float]] = {}
+            rates: dict[str, list[float]] = {}
 
-            def job(figure: str, who: str, label: str, peaks: dict[str, list[float]]) -> float:
-                speed, peak_mb, result = in_own_process(measure, figure, who, options.corpus, options.mb, tokenizer)
+            def job(
+                figure: str, who: str, label: str, peaks: dict[str, list[float]], rates: dict[str, list[float]]
+            ) -> float:
+                speed, peak_mb, result, size = in_own_process(
+                    measure, figure, who, options.corpus, options.mb, tokenizer
+                )
                 peaks.setdefault(label, []).append(peak_mb)
                 if figure != "tokens.train":
                     ids[f"{figure} {label}"] = result
+                    rates.setdefault(label, []).append(result / 1e6 * speed / size)
                 return speed
 
             jobs = {}
@@ -256,8 +265,10 @@ def figures(options: argparse.Namespace) -> Iterator[Figure]:
                 if who not in labels:
                     labels[who] = OURS if who == OURS else peer(who, options.skip)
                 if label := labels[who]:
-                    jobs[label] = functools.partial(job, figure, who, label, peaks)
+                    jobs[label] = functools.partial(job, figure, who, label, peaks, rates)
             yield from compared(figure, "MB/s", rounds(jobs, options.rounds))
+            if rates:
+                yield from compared(f"{figure}_ids", "M/s", rates)
             yield from compared(f"{figure}_peak_mb", "MB", peaks, smaller_is_better=True)
     if len(set(ids.values())) != 1:
         note(f"The encoders differ in the number of ids: {ids}")
