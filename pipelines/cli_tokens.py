@@ -186,7 +186,9 @@ def adopt(
     files: Annotated[
         list[str],
         typer.Argument(
-            metavar="[SOURCE=]FILE...", help=".idx of Megatron-LM, .ds of datatrove, or folders of token shards."
+            metavar="[SOURCE=]FILE...",
+            help=".idx of Megatron-LM, .ds of datatrove, .bin of nanoGPT or llm.c, .npy of OLMo, or folders of token "
+            "shards.",
         ),
     ],
     tokenizer: Annotated[str, typer.Option("--tokenizer", help="The tokenizer.json that made the ids; or a run.")],
@@ -195,7 +197,7 @@ def adopt(
     source: Annotated[str | None, typer.Option("--source", help="Source of files that name none.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make one set of token shards of files of Megatron-LM and datatrove and of other sets. Ids are not copied."""
+    """Make one set of token shards of files of other programs and of other sets. Ids are not copied, but for llm.c."""
     from gristmill.pipelines.token_files import tokenizer_file
     from gristmill.tokenize.adopt import adopt_tokens
 

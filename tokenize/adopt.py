@@ -1,4 +1,4 @@
-"""Files of Megatron-LM and datatrove as token shards, read where they lie.
+"""Files of Megatron-LM, datatrove, nanoGPT and OLMo as token shards, read where they lie; those of llm.c, copied.
 
     adopt_tokens(["web_text_document.idx"], "out/adopted", tokenizer_json, source="web", eos_token="</s>")
     TokenSet.open("out/adopted").sources["web"]
@@ -6,8 +6,9 @@
     adopt_tokens(["web=web.idx", "books=books.ds", "out/demo/run/tokens"], "out/all", ...)      # one set for mixtures
 
 Their files of ids are what a .bin here is, so nothing is copied: the folder gets an index for each of them, a link,
-and a manifest with checksums. Every document must end with the end-of-text id, and every id must be in the
-vocabulary; the number of bytes that a document stands for comes from the tokenizer.
+and a manifest with checksums. Only llm.c has its end-of-text ids elsewhere (`adopt_plain.py`). Every document must end
+with the end-of-text id, and every id must be in the vocabulary; the number of bytes that a document stands for comes
+from the tokenizer.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import xxhash
 from tokenizers import Tokenizer
 
 from gristmill.stages.shards import publish_bytes
+from gristmill.tokenize.adopt_plain import convert_llmc, is_llmc, olmo_documents, searched_lengths
 from gristmill.tokenize.encode import Encoder
 from gristmill.tokenize.export import MEGATRON_CODES, MEGATRON_MAGIC
 from gristmill.tokenize.pieces import index_bytes
@@ -52,7 +54,8 @@ def adopt_tokens(
     source: str | None = None,
     eos_token: str,
 ) -> TokenManifest:
-    """Makes a folder of token shards from `.idx` of Megatron-LM, `.ds` of datatrove, and folders of token shards.
+    """Makes a folder of token shards from `.idx` of Megatron-LM, `.ds` of datatrove, `.bin` of nanoGPT or llm.c, `.npy`
+    of OLMo, and folders of token shards. Files of llm.c that follow each other, of one source, are one shard.
 
     paths: `FILE` is of the source given, `NAME=FILE` of the source named; a folder keeps its own sources and its
     held-out documents, and must be of the same tokenizer. Raises TokenError naming file and document for whatever
@@ -67,7 +70,9 @@ def adopt_tokens(
     plain = True
     reserved = np.zeros(encoder.vocab_size, bool)
     reserved[list(encoder.special_ids.values())] = True
-    for given in map(str, paths):
+    waiting = [str(path) for path in paths]
+    while waiting:
+        given = waiting.pop(0)
         if (local_folder(given) / MANIFEST_FILE).is_file():
             tokens = TokenSet.open(given)
             infos += _linked(tokens, target, infos, encoder)
@@ -76,14 +81,25 @@ def adopt_tokens(
             plain = plain and tokens.manifest.plain_text
             continue
         path, name = _named(given, source)
-        ids_path, lengths, dtype = _megatron(path) if path.suffix == ".idx" else _datatrove(path)
+        shard, doc_ids = _next_name(infos, "train"), None
+        if is_llmc(path):
+            files = [path]
+            while waiting and (following := _llmc_of(waiting[0], source, name)) is not None:
+                files.append(following)
+                waiting.pop(0)
+            ids_path, dtype = target / f"{shard}.bin", encoder.dtype
+            ids_path.unlink(missing_ok=True)  # a link of an earlier import must not be written through
+            convert_llmc(files, ids_path, dtype, encoder.eos_id)
+            lengths = searched_lengths(path, np.frombuffer(map_file(ids_path), dtype), encoder.eos_id)
+        else:
+            ids_path, lengths, dtype, doc_ids = _foreign(path, encoder)
         if dtype.itemsize != encoder.dtype.itemsize:
             raise TokenError(
                 f"{ids_path}: its ids have {dtype.itemsize} bytes, but a vocabulary of {encoder.vocab_size:,} is "
                 f"stored with {encoder.dtype.itemsize}. Is this the tokenizer of these files?"
             )
         ids = np.frombuffer(map_file(ids_path), encoder.dtype)
-        infos.append(_adopt(ids_path, ids, lengths, target, _next_name(infos, "train"), name, encoder))
+        infos.append(_adopt(ids_path, ids, lengths, target, shard, name, encoder, doc_ids or _numbered(path, lengths)))
         plain = plain and int(reserved[ids].sum()) == len(lengths)
     share = shares.pop() if len(shares) == 1 else 0.0
     shuffle: Shuffle = "documents" if any(order == "documents" for order, _ in orders) else "none"
@@ -103,8 +119,45 @@ def _named(given: str, source: str | None) -> tuple[Path, str]:
     if not name:
         raise TokenError(f"{given}: which source is it? Write NAME={given}, or name the source of all files.")
     if not path.is_file():
-        raise TokenError(f"{path}: no such file. Give the .idx of Megatron-LM, or the .ds of datatrove.")
+        raise TokenError(
+            f"{path}: no such file. Give the .idx of Megatron-LM, the .ds of datatrove, the .bin of nanoGPT or llm.c, "
+            "or the .npy of OLMo."
+        )
     return path, name
+
+
+def _llmc_of(given: str, source: str | None, name: str) -> Path | None:
+    """The file, when it is one of llm.c and of the source."""
+    if (local_folder(given) / MANIFEST_FILE).is_file():
+        return None
+    path, other = _named(given, source)
+    return path if other == name and is_llmc(path) else None
+
+
+def _foreign(path: Path, encoder: Encoder) -> tuple[Path, np.ndarray, np.dtype, list[str] | None]:
+    """(file of ids, ids of each document, dtype, doc_id where there are any) of a file that can be linked."""
+    if path.suffix == ".idx":
+        return *_megatron(path), None
+    if path.suffix == ".ds":
+        return *_datatrove(path), None
+    if path.suffix not in (".bin", ".npy"):
+        raise TokenError(
+            f"{path}: not a name of Megatron-LM (.idx), datatrove (.ds), nanoGPT, llm.c (.bin) or OLMo (.npy)."
+        )
+    if path.suffix == ".bin" and path.with_suffix(".idx").is_file():
+        raise TokenError(f"{path}: its index lies beside it. Give {path.with_suffix('.idx')} instead.")
+    size = path.stat().st_size
+    if size % encoder.dtype.itemsize:
+        raise TokenError(f"{path}: {size:,} bytes are no whole number of ids of {encoder.dtype.itemsize} bytes.")
+    ids = np.frombuffer(map_file(path), encoder.dtype)
+    if path.suffix == ".npy":
+        lengths, doc_ids = olmo_documents(path, ids, encoder.eos_id)
+        return path, lengths, encoder.dtype, doc_ids
+    return path, searched_lengths(path, ids, encoder.eos_id), encoder.dtype, None
+
+
+def _numbered(path: Path, lengths: np.ndarray) -> list[str]:
+    return [f"{path.stem}:{row}" for row in range(len(lengths))]
 
 
 def _next_name(infos: Iterable[ShardInfo], split: Split) -> str:
@@ -138,7 +191,14 @@ def _link(path: Path, link: Path) -> None:
 
 
 def _adopt(
-    path: Path, ids: np.ndarray, lengths: np.ndarray, folder: Path, name: str, source: str, encoder: Encoder
+    path: Path,
+    ids: np.ndarray,
+    lengths: np.ndarray,
+    folder: Path,
+    name: str,
+    source: str,
+    encoder: Encoder,
+    doc_ids: list[str],
 ) -> ShardInfo:
     if int(lengths.sum()) != len(ids):
         raise TokenError(f"{path}: {len(ids):,} ids, but its index says {int(lengths.sum()):,}: one was truncated.")
@@ -156,7 +216,7 @@ def _adopt(
         )
     utf8 = _bytes_of(ids, lengths, encoder)
     columns = [
-        pa.array([f"{path.stem}:{row}" for row in range(len(lengths))], pa.string()),
+        pa.array(doc_ids, pa.string()),
         pa.array([source] * len(lengths), pa.string()),
         pa.array(ends - lengths, pa.uint64()),
         pa.array(lengths, pa.uint32()),
@@ -164,7 +224,8 @@ def _adopt(
     ]
     index = index_bytes(pa.Table.from_arrays(columns, schema=INDEX_SCHEMA))
     publish_bytes(str(folder / f"{name}.idx"), index)
-    _link(path, folder / f"{name}.bin")
+    if path != folder / f"{name}.bin":
+        _link(path, folder / f"{name}.bin")
     return ShardInfo(
         name=name,
         source=source,

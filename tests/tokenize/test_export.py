@@ -188,6 +188,85 @@ def test_exports_come_back_as_they_were(tokens, tmp_path, tokenizer_json, kind):
     assert verify_tokens(tmp_path / "back") == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "wide"), [("nanogpt", False), ("llmc", False), ("llmc", True), ("olmo", False), ("olmo", True)]
+)
+def test_plain_files_come_back_as_they_were(tokens, wide_tokens, tmp_path, kind, wide):
+    given = wide_tokens if wide else tokens
+    export_tokens(given, kind, str(tmp_path / "x"), shard_ids=1_500)
+    paths = {"nanogpt": ["docs/train.bin"], "olmo": ["docs_train.npy"]}.get(kind)
+    found = [tmp_path / "x" / name for name in paths] if paths else sorted((tmp_path / "x").glob("docs_train_*.bin"))
+    assert len(found) > 3 or kind != "llmc"  # documents go on from file to file
+    data = given.tokenizer_path.read_bytes()
+    manifest = adopt_tokens(found, tmp_path / "back", data, source="docs", eos_token="<|endoftext|>")
+    back, own = TokenSet.open(tmp_path / "back").sources["docs"], given.sources["docs"]
+    assert documents_of(back) == documents_of(own)
+    assert back.utf8_bytes == own.utf8_bytes
+    assert [info.name for info in manifest.shards] == ["part-00000"]
+    assert (tmp_path / "back/part-00000.bin").is_symlink() == (kind != "llmc")
+    names = [doc_id for doc_id, _, _ in back.documents()]
+    assert names == [doc_id for doc_id, _, _ in own.documents()] if kind == "olmo" else len(set(names)) == len(names)
+    assert verify_tokens(tmp_path / "back") == []
+    again = adopt_tokens(found, tmp_path / "back", data, source="docs", eos_token="<|endoftext|>")
+    assert again == manifest  # into the same folder
+
+
+def test_plain_files_as_the_peers_write_them(tmp_path, tokenizer_json):
+    """nanoGPT's prepare.py: ids, then the end of text. llm.c's fineweb.py: the end of text, then ids; a header of 256
+    int32; a document that does not fit goes on in the next file. dolma: the raw array of numpy.memmap, no bounds."""
+    docs, eos = [[5, 6, 7], [8], [9, 10, 11, 12]], 1199
+    np.array([i for doc in docs for i in (*doc, eos)], np.uint16).tofile(tmp_path / "train.bin")
+    stored = np.memmap(tmp_path / "part-0-00000.npy", np.uint16, "w+", shape=(11,))
+    stored[:] = [i for doc in docs for i in (*doc, eos)]
+    stored.flush()
+    stream = np.array([i for doc in docs for i in (eos, *doc)], np.uint16)
+    for number, part in enumerate((stream[:3], stream[3:10], stream[10:])):
+        head = np.zeros(256, np.int32)
+        head[:3] = 20240520, 1, len(part)
+        (tmp_path / f"f_{number:06d}.bin").write_bytes(head.tobytes() + part.tobytes())
+    files = [tmp_path / "train.bin", tmp_path / "part-0-00000.npy", *sorted(tmp_path.glob("f_*.bin"))]
+    manifest = adopt_tokens(files, tmp_path / "out", tokenizer_json, source="s", eos_token="<|endoftext|>")
+    assert [(info.documents, info.tokens) for info in manifest.shards] == [(3, 11)] * 3
+    assert documents_of(TokenSet.open(tmp_path / "out").sources["s"]) == 3 * [[*doc, eos] for doc in docs]
+    assert verify_tokens(tmp_path / "out") == []
+
+
+def test_plain_files_that_cannot_be_adopted_are_named(tokens, wide_tokens, tmp_path, tokenizer_json):
+    for kind in ("nanogpt", "llmc", "olmo", "megatron"):
+        export_tokens(tokens, kind, str(tmp_path / kind), shard_ids=1_500)
+
+    def refused(path, words, tokenizer=tokenizer_json):
+        with pytest.raises(TokenError, match=words):
+            adopt_tokens([path], tmp_path / "out", tokenizer, source="s", eos_token="<|endoftext|>")
+        assert not (tmp_path / "out" / "shards.json").exists()
+
+    nano, npy = tmp_path / "nanogpt/docs/train.bin", tmp_path / "olmo/docs_train.npy"
+    llmc = sorted((tmp_path / "llmc").glob("docs_train_*.bin"))
+    refused(tmp_path / "megatron/docs_train.bin", r"its index lies beside it. Give .*docs_train\.idx instead")
+    refused(llmc[1], r"docs_train_000002\.bin: begins with id \d+, inside a document")
+    refused(llmc[0], "its ids have 2 bytes, but those of .* with 4", wide_tokens.tokenizer_path.read_bytes())
+    llmc[0].write_bytes(llmc[0].read_bytes()[:-2])
+    refused(llmc[0], r"but its header says 1,500 ids: it was truncated")
+    original = nano.read_bytes()
+    nano.write_bytes(original[:-2])
+    refused(nano, r"train\.bin: the last document does not end with the end-of-text id 1199")
+    nano.write_bytes(original[:-1])
+    refused(nano, r"train\.bin: .* bytes are no whole number of ids of 2 bytes")
+    nano.write_bytes(original[-2:] + original)
+    refused(nano, r"train\.bin: document 0 holds no text")
+    bounds = npy.with_suffix(".csv.gz")
+    rows = gzip.decompress(bounds.read_bytes()).decode().splitlines()
+    bounds.write_bytes(gzip.compress("\n".join([rows[0], *rows[2:]]).encode()))
+    refused(npy, r"docs_train\.csv\.gz: line 2 does not begin where the document before it ends")
+    bounds.write_bytes(gzip.compress(b"a,b,c"))
+    refused(npy, r"docs_train\.csv\.gz: not the bounds of dolma")
+    bounds.write_bytes(gzip.compress("\n".join(rows[:-1]).encode()))
+    refused(npy, "ids, but its index says .* one was truncated")
+    np.save(npy, np.zeros(4, np.uint16))
+    refused(npy, "this is a file of numpy with a header")
+    refused(tmp_path / "olmo/docs_train.csv.gz", "not a name of Megatron-LM")
+
+
 @pytest.fixture
 def by_datatrove(tmp_path, tokenizer_json, real_texts):
     """Files that datatrove's own tokenizers wrote -> folder."""
