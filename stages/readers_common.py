@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -118,6 +118,14 @@ class Reading:
             self.count("duplicate_id")
         self._seen.add(digest)
         return doc_id
+
+    def are_new(self, ids: Sequence[str]) -> bool:
+        """True where each id is another one and none was seen; they are remembered then, as by `identify`."""
+        digests = {xxhash.xxh3_64_intdigest(doc_id.encode()) for doc_id in ids}
+        new = len(digests) == len(ids) and self._seen.isdisjoint(digests)
+        if new:
+            self._seen |= digests
+        return new
 
     def keep(self, row: tuple[Any, ...], weight: int) -> Iterator[Batch]:
         """Adds a row in the order of `schema`. weight: bytes of its content, or more. Gives a batch when it is full."""
