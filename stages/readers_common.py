@@ -11,6 +11,7 @@ from functools import partial
 from typing import IO, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 from fsspec.implementations.local import LocalFileSystem
 
@@ -143,9 +144,13 @@ class Reading:
         self.rows, self.weight = [], 0
         yield self.booked(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
 
-    def booked(self, batch: Batch) -> Batch:
-        """Books a batch as read and kept."""
-        size = amount(batch)
+    def booked(self, batch: Batch, chars: int | None = None) -> Batch:
+        """Books a batch as read and kept. chars: of its texts, where they were counted."""
+        if chars is None:
+            size = amount(batch)
+        else:
+            bytes_ = pc.sum(pc.binary_length(batch["text"])).as_py()
+            size = Amount(documents=batch.num_rows, chars=chars, bytes=int(bytes_ or 0))
         self.ledger.read = self.ledger.read + size
         self.ledger.kept = self.ledger.kept + size
         return batch

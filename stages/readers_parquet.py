@@ -102,7 +102,8 @@ def read_rows(reading: Reading, batch: Batch, first: int) -> Iterator[Batch]:
     # Counting takes as long as all else here, and web text has no NUL.
     nuls = int(pc.sum(pc.count_substring(texts.filter(pa.array(kept)), "\0")).as_py() or 0) if has_nul(texts) else 0
     reading.edited(nuls, int(surrogates[kept].sum()))
-    yield from _documents(reading, batch, pc.replace_substring(texts, "\0", "\ufffd") if nuls else texts, kept, first)
+    clean = pc.replace_substring(texts, "\0", "\ufffd") if nuls else texts
+    yield from _documents(reading, batch, clean, chars, kept, first)
 
 
 def _decode(raw: pa.Array) -> tuple[pa.Array, np.ndarray, np.ndarray]:
@@ -125,8 +126,10 @@ def _decode(raw: pa.Array) -> tuple[pa.Array, np.ndarray, np.ndarray]:
     return pa.array(texts, pa.large_string()), surrogates, broken
 
 
-def _documents(reading: Reading, batch: Batch, texts: pa.Array, kept: np.ndarray, first: int) -> Iterator[Batch]:
-    """The rows that are kept, with their base columns, in batches of bounded size."""
+def _documents(
+    reading: Reading, batch: Batch, texts: pa.Array, chars: np.ndarray, kept: np.ndarray, first: int
+) -> Iterator[Batch]:
+    """The rows that are kept, with their base columns, in batches of bounded size. chars (n,) int64: of each text."""
     name = reading.names.get("text", "text")
     others = batch.select([other for other in batch.schema.names if other != name])
     if not kept.all():
@@ -136,6 +139,8 @@ def _documents(reading: Reading, batch: Batch, texts: pa.Array, kept: np.ndarray
     weights = pc.binary_length(whole["text"]).to_numpy()
     far = int(weights.sum()) > np.iinfo(np.int32).max  # offsets of a string column have 32 bits
     part: pa.RecordBatch
+    counted, row = chars[kept], 0
     for part in slices(whole, weights):
         near = part.take(pa.array(np.arange(part.num_rows))) if far else part
-        yield reading.booked(near.cast(reading.schema))
+        yield reading.booked(near.cast(reading.schema), int(counted[row : row + part.num_rows].sum()))
+        row += part.num_rows
