@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import orjson
 import pyarrow as pa
 import pytest
@@ -220,6 +221,24 @@ def test_a_shuffle_that_was_killed_goes_on(folder: Path, monkeypatch: pytest.Mon
     assert do(folder, ", shuffle: documents, seed: 1").done == 6
     assert files_of(folder).keys() == whole.keys()
     assert files_of(folder) != whole
+
+
+def test_a_shuffle_in_a_store_gives_the_bytes_of_one_on_a_disk(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    do(folder, ", shuffle: documents")
+    monkeypatch.setenv("GRISTMILL_CACHE", str(tmp_path / "cache"))
+    store = fsspec.filesystem("memory")
+    out = "memory://shuffled/run"
+    try:
+        with Display() as display:
+            run(recipes.load(folder / "near.yaml"), out, Options(debug=True), display)
+        names = [path.rsplit("/", 1)[-1] for path in store.find("/shuffled/run/tokens")]
+        there = {name: store.cat_file(f"/shuffled/run/tokens/{name}") for name in files_of(folder)}
+    finally:
+        store.rm("/shuffled", recursive=True)
+    assert there == files_of(folder)
+    assert not [name for name in names if name.endswith((".ids", ".rows"))]
 
 
 def test_a_document_that_is_lost_or_doubled_between_shards_stops_the_manifest(folder: Path) -> None:
