@@ -52,10 +52,9 @@ CHARACTER_COVERAGE = (
 )
 # `tokenizers` counts pairs in 32 bits (huggingface/tokenizers pull request 2057); no count exceeds the bytes of text.
 MAX_SAMPLE_BYTES = 2_000_000_000
-# Bytes of text a second, and of memory a byte. BPE measured with tokenizers 0.23 on 40 MB of documents, vocabulary
-# 32,000, one core of a shared EPYC: 2.2 MB/s, 15 bytes. Unigram: 10 MB with
-# sentencepiece 0.2.3, 0.43 MB/s, 22 bytes.
-TRAIN_BYTES_PER_SECOND: dict[Model, int] = {"byte_bpe": 2_200_000, "bpe": 2_200_000, "unigram": 400_000}
+# Bytes of text a second, and of memory a byte, with a vocabulary of 32,000 on one core of a shared EPYC. BPE:
+# tokenizers 0.23, 40 MB of documents, 2.2 MB/s and 15 bytes. Unigram: sentencepiece 0.2.3, 30 MB, 0.38 MB/s and 20.
+TRAIN_BYTES_PER_SECOND: dict[Model, int] = {"byte_bpe": 2_200_000, "bpe": 2_200_000, "unigram": 380_000}
 TRAIN_MEMORY_PER_BYTE: dict[Model, int] = {"byte_bpe": 16, "bpe": 16, "unigram": 24}
 
 

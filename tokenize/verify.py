@@ -235,14 +235,6 @@ def _scan(ids, ends, table, sums, flagged):  # type: ignore[no-untyped-def]
         flagged[row] = seen >= _FLAG
 
 
-def warm() -> None:
-    """Compiles or loads the kernel for both widths of ids."""
-    for kind in (np.uint16, np.uint32):
-        ids, ends = np.zeros(2, kind), np.array([2])
-        ids.setflags(write=False)
-        _scan(ids, ends, np.zeros(2, np.uint32), np.zeros(1, np.uint64), np.zeros(1, np.bool_))
-
-
 def _strays(folder: Path, manifest: TokenManifest) -> list[str]:
     listed = {name for info in manifest.shards for name in (info.bin, info.idx)}
     found = sorted(path for path in folder.iterdir() if path.suffix in (".bin", ".idx"))
