@@ -29,7 +29,8 @@ from gristmill.pipelines.learn import (
     publish_ledger,
     remove_pieces,
 )
-from gristmill.pipelines.work import parts_of, withdraw
+from gristmill.pipelines.upstream import parts_of
+from gristmill.pipelines.work import withdraw
 from gristmill.stages.ledger import Amount, LedgerError, ShardLedger, StageLedger
 from gristmill.stages.shards import Shard, filesystem, join, publish_bytes, read_bytes
 from gristmill.tokenize.shards import ShardInfo, Split
