@@ -380,6 +380,27 @@ def gather(address, item_bytes, out):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
+def gather_pieces(address, length, first, item_bytes, fill, rows, out):  # type: ignore[no-untyped-def]
+    """Fills row rows[i] of out with the pieces first[i] .. first[i + 1] - 1, one after the other, and `fill` behind.
+
+    address, length: (pieces,) int64, where the ids of a piece lie in memory, and how many; item_bytes each (2 or 4).
+    Nothing is checked: the caller holds the memory, and the pieces of a row fit into it.
+    """
+    for i in range(len(rows)):
+        row, at = rows[i], 0
+        for p in range(first[i], first[i + 1]):
+            start = address[p]
+            if item_bytes == 2:
+                for j in range(length[p]):
+                    out[row, at + j] = _load16(start + 2 * j)
+            else:
+                for j in range(length[p]):
+                    out[row, at + j] = _load32(start + 4 * j)
+            at += length[p]
+        out[row, at:] = fill
+
+
+@njit(nogil=True, cache=True)
 def number_documents(starts, ends, out):  # type: ignore[no-untyped-def]
     """Fills out (n, length) int32: which document of its window each token is in, counted from 0.
 
@@ -410,5 +431,7 @@ def warm() -> None:
     fill(*timeline, 0, 1, low, out, source, rank)
     furthest(*timeline, 0, 1, low, source)
     gather(np.zeros(1, np.int64), 2, np.zeros((1, 1), np.int64))
+    none = np.zeros(0, np.int64)
+    gather_pieces(none, none, np.zeros(2, np.int64), 2, 0, np.zeros(1, np.int64), np.zeros((1, 1), np.int64))
     number_documents(np.zeros(1, np.int64), np.array([0, 1]), np.zeros((1, 1), np.int32))
     windows_of(np.zeros(1, np.uint64), np.ones(1, np.int64), source, rank, np.zeros(1, np.int64), np.zeros(1, np.int64))

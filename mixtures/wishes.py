@@ -16,6 +16,7 @@ import xxhash
 from gristmill.mixtures.order import apportion
 from gristmill.mixtures.packing import best_fit
 from gristmill.mixtures.plan import MixtureError, PhaseSpec, Plan, SourceSize
+from gristmill.mixtures.selection import SelectedTokens
 from gristmill.stages.settings_file import nearest
 
 if TYPE_CHECKING:
@@ -26,15 +27,20 @@ def sizes_of(tokens: Any) -> dict[str, SourceSize]:
     """What a plan has to know of the sources of a TokenSet, or of a mapping of sizes."""
     if hasattr(tokens, "sources"):
         return {
-            name: SourceSize(source.tokens, source.utf8_bytes, _digest(source))
+            name: SourceSize(source.tokens, source.utf8_bytes, _digest(source), **_part_of(source))
             for name, source in tokens.sources.items()
         }
     return {name: size if isinstance(size, SourceSize) else SourceSize(int(size)) for name, size in tokens.items()}
 
 
 def _digest(source: Any) -> str:
-    """Of the content of a source: the checksums of its shards, in order."""
-    return xxhash.xxh3_64_hexdigest("".join(shard.bin_xxh3 for shard in source.shards))
+    """Of the content of a source: the checksums of its shards, in order, and which documents of them are chosen."""
+    content = "".join(shard.bin_xxh3 for shard in source.shards)
+    return xxhash.xxh3_64_hexdigest(content + (source.digest if isinstance(source, SelectedTokens) else ""))
+
+
+def _part_of(source: Any) -> dict[str, str]:
+    return {"source": source.whole.name, "where": source.where} if isinstance(source, SelectedTokens) else {}
 
 
 def packed(mixture: Mixture, tokens: Any, sizes: Mapping[str, SourceSize], seq_len: int) -> dict[str, SourceSize]:
