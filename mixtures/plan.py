@@ -320,7 +320,9 @@ class Plan:
                     "windows": p.windows,
                     "ramp": p.ramp,
                     "anneal": p.anneal,
-                    "learning_rates": None if learning_rate is None else [learning_rate(p.begin), learning_rate(p.end - 1)],
+                    "learning_rates": None
+                    if learning_rate is None
+                    else [learning_rate(p.begin), learning_rate(p.end - 1)],
                     "rows": [vars(row) for row in p.rows],
                 }
                 for p in self.phases

@@ -112,6 +112,7 @@ def select(mixture: Mixture, tokens: TokenSet, books: Consumption | None) -> tup
     Raises MixtureError where two sources of the mixture share documents, where a part holds documents that an earlier
     run used under another name, or where what was measured is not known.
     """
+    notes: list[str] = []
     sources: dict[str, Any] = dict(tokens.sources)
     chosen: dict[str, dict[str, np.ndarray]] = {}  # token source -> source of the mixture -> documents
     for name, wish in mixture.sources.items():
@@ -122,14 +123,15 @@ def select(mixture: Mixture, tokens: TokenSet, books: Consumption | None) -> tup
         mask = _mask(mixture, name, whole, wish.where)
         chosen.setdefault(whole_name, {})[name] = mask
         if wish.where is not None or wish.source is not None:
-            sources[name] = SelectedTokens(name, whole, mask, _condition(wish.where))
-    notes = []
+            sources[name] = part = SelectedTokens(name, whole, mask, _condition(wish.where))
+            which = f" where {part.where}" if part.where else ""
+            notes.append(f"{name}: {int(mask.sum()):,} of {len(mask):,} documents of {whole_name}{which}")
     for whole_name, masks in chosen.items():
         _check_apart(mixture, whole_name, masks)
         left = int((~np.logical_or.reduce(list(masks.values()))).sum())
         if left:
             total = tokens.sources[whole_name].documents_count
-            notes.append(f"{left:,} of {total:,} documents of {whole_name} are in no part of it that is used")
+            notes.append(f"{left:,} of {total:,} documents of {whole_name} are in no source of this mixture")
     if books is not None:
         _check_books(mixture, tokens, chosen, books)
     return replace(tokens, sources=sources), tuple(notes)

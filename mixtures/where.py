@@ -62,7 +62,7 @@ class Where:
         return _holds(self.tree, table)
 
 
-_EXAMPLE = '"classifier.score >= 0.7 and language == \'en\'"'
+_EXAMPLE = "\"classifier.score >= 0.7 and language == 'en'\""
 
 
 def _check(node: ast.expr) -> None:
@@ -142,7 +142,10 @@ def _holds(node: ast.expr, table: pa.Table) -> np.ndarray:
 def _compared(op: ast.cmpop, left: ast.expr, right: ast.expr, table: pa.Table) -> np.ndarray:
     if isinstance(op, ast.In | ast.NotIn):
         column = _value(left, table)
-        values = pa.array(ast.literal_eval(right)).cast(column.type)
+        values = pa.array(ast.literal_eval(right))
+        if _is_text(values.type) != _is_text(column.type):
+            raise TypeError(f"the column is {column.type}, the list {values.type}")
+        values = values.cast(column.type)
         found = pc.is_in(column, value_set=values)
         found = pc.invert(found) if isinstance(op, ast.NotIn) else found
         return _as_mask(pc.and_(found, pc.is_valid(column)), table.num_rows)
@@ -155,7 +158,13 @@ def _value(node: ast.expr, table: pa.Table) -> Any:
     if name is None:
         return pa.scalar(ast.literal_eval(node))
     column = table[name]
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
     return pc.if_else(pc.is_nan(column), None, column) if pa.types.is_floating(column.type) else column
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
 def _as_mask(found: Any, rows: int) -> np.ndarray:

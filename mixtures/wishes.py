@@ -27,7 +27,7 @@ def sizes_of(tokens: Any) -> dict[str, SourceSize]:
     """What a plan has to know of the sources of a TokenSet, or of a mapping of sizes."""
     if hasattr(tokens, "sources"):
         return {
-            name: SourceSize(source.tokens, source.utf8_bytes, _digest(source), **_part_of(source))
+            name: replace(SourceSize(source.tokens, source.utf8_bytes, _digest(source)), **_part_of(source))
             for name, source in tokens.sources.items()
         }
     return {name: size if isinstance(size, SourceSize) else SourceSize(int(size)) for name, size in tokens.items()}
@@ -39,7 +39,7 @@ def _digest(source: Any) -> str:
     return xxhash.xxh3_64_hexdigest(content + (source.digest if isinstance(source, SelectedTokens) else ""))
 
 
-def _part_of(source: Any) -> dict[str, str]:
+def _part_of(source: Any) -> dict[str, Any]:
     return {"source": source.whole.name, "where": source.where} if isinstance(source, SelectedTokens) else {}
 
 

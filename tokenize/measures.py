@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -42,6 +43,31 @@ def known_columns(source: SourceTokens) -> list[str]:
         path = _file_of(folder, info)
         return [name for name in pq.read_schema(path).names if name not in _NOT_MEASURES] if path else []
     return []
+
+
+def rows_of(tokens: TokenSet, shard: str, rows: Sequence[int]) -> list[dict[str, Any]]:
+    """All that is known of documents of one shard, by their rows in its index; columns without a value are left out.
+
+    Raises TokenError where nothing is known.
+    """
+    every = (entry for source in tokens.sources.values() for entry in _whole(source).indexes())
+    folder, info, index = next(entry for entry in every if entry[1].name == shard)
+    path = _file_of(folder, info)
+    columns = [] if path is None else [name for name in pq.read_schema(path).names if name not in _NOT_MEASURES]
+    chosen = DocumentIndex(index.doc_id.take(pa.array(rows)), index.start[rows], index.length[rows], index.bytes[rows])
+    if path is not None and path.parent.name == MEASURES:
+        table = _of_shard(folder, info, index, columns).take(pa.array(rows))
+    elif path is not None:
+        table = _joined(path, info, chosen, columns)
+    else:
+        table = _of_shard(folder, info, index, columns)  # which says what is missing
+    return [{name: value for name, value in row.items() if value is not None} for row in table.to_pylist()]
+
+
+def _whole(source: Any) -> SourceTokens:
+    """A part of a source has the documents of the whole one."""
+    whole: SourceTokens = getattr(source, "whole", source)
+    return whole
 
 
 def write_measures(
