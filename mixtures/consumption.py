@@ -6,9 +6,10 @@
     fork = other_mixture.plan(tokens, 256, 300_000, seed=1, continue_from=Consumption.read(path))
 
 The trainer writes them into each checkpoint as consumption.json; `continue_from: out/trunk` in a mixture reads the
-last of a run. A source goes on in the same order where it stopped, whatever the weights were: its epochs are counted from the first
-window of the first run. Forks of one trunk start from the same books. The order of a source depends on the seed, on its
-name and on the number of its windows; so these must be the same, and a plan for which they are not is refused.
+last of a run. A source goes on in the same order where it stopped, whatever the weights were: its epochs are counted
+from the first window of the first run. Forks of one trunk start from the same books. The order of a source depends on
+the seed, on its name and on the number of its windows; so these must be the same, and a plan for which they are not is
+refused. So is one that names the same documents otherwise: as a whole source that was a part, or the other way round.
 """
 
 from __future__ import annotations

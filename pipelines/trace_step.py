@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def _seen(plan: Plan, begin: int, end: int) -> Iterator[Seen]:
         for start, length in plan.pieces(name, int(window[i])):
             bounds = held.bounds(start, length).tolist()
             marks = [0, *(mark for mark in bounds if mark > 0), length]
-            for low, high in zip(marks, marks[1:], strict=False):
+            for low, high in pairwise(marks):
                 doc_id, shard, row = held.document_at(start + low)
                 where = (begin + i, name, int(epoch[i]), int(window[i]))
                 yield Seen(*where, doc_id, shard, row, at + low, high - low)

@@ -7,6 +7,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -67,6 +70,44 @@ def test_the_other_examples_plan_at_their_size(name: str, budget: int | None, sh
     plan = Mixture.load(EXAMPLES / f"{name}.yaml").plan(LARGE, 2048, budget, seed=1)
     weights = {row.source: row.weight for row in plan.totals()}
     assert {source: weights[source] for source in shares} == pytest.approx(shares, abs=1e-6)
+
+
+def test_the_quality_curriculum_plans_on_scored_documents(make_tokens: Callable[..., Any]) -> None:
+    tokens = make_tokens({"web": [[50] * 400, [80] * 200]})
+    rng = np.random.default_rng(1)
+    scores = [np.sort(rng.random(n)) for n in (400, 200)]
+    for shard, values in enumerate(scores):
+        path = tokens.folder.parent / f"03-minhash/kept/part-{shard:05}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        ids = [f"web-{shard}-{i}" for i in range(len(values))]
+        pq.write_table(pa.table({"doc_id": ids, "classifier.score": values}), path)
+    plan = Mixture.load(EXAMPLES / "quality_curriculum.yaml").plan(tokens, 64, 14_400, seed=1)
+    # The mean score of what a stretch of the run sees rises, by the documents themselves.
+    means = []
+    for begin in range(0, plan.windows, plan.windows // 5):
+        seen = []
+        for position in range(begin, min(begin + plan.windows // 5, plan.windows)):
+            name, _, window = plan.locate(position)
+            _, shard, row = plan.tokens.sources[name].document_at(window * 64)
+            seen.append(scores[int(shard[-5:])][row])
+        means.append(np.mean(seen))
+    assert means[0] < 0.5 < 0.7 < means[-1]
+    assert means[1:] == sorted(means[1:])
+
+
+def test_a_mixture_that_says_everything_needs_no_arguments(tokens: Any, tmp_path: Path) -> None:
+    settings = f"tokens: {tokens.folder}\nseq_len: 16\nbudget_tokens: 800\nseed: 4\n"
+    mixture = mixture_of(f"name: m\nsources: {{docs: 1}}\n{settings}", tmp_path)
+    plan = mixture.plan()
+    assert (plan.windows, plan.seq_len, plan.seed) == (50, 16, 4)
+    assert [b.tokens.shape for b in mixture.plan().loader(1, 2, 10)] == [(5, 17)] * 5
+    assert mixture.plan(seq_len=8, budget_tokens=80, seed=5).windows == 10
+    same = Mixture(name="m", sources={"docs": 1})
+    assert same.plan(tokens, 16, 800, 4).hash == plan.hash
+    assert same.plan({"docs": 1000}, 16, 800).seed == 0
+    for arguments, missing in (((), "tokens"), ((tokens,), "seq_len")):
+        with pytest.raises(MixtureError, match=rf"does not say `{missing}`\. Give it to plan\({missing}=\.\.\.\)"):
+            same.plan(*arguments)
 
 
 def test_every_mixture_in_the_folder_is_tested() -> None:
