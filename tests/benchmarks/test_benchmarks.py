@@ -63,7 +63,12 @@ FIGURES = {  # name -> the peers that must be beside it
         "tokens.shards": {None},
         "tokens.train": {"tokenizers"},
     },
-    "loader": {"loader.warm": {"nanoGPT"}, "loader.cold": {"nanoGPT"}, "loader.start_ms": {None}, "order.start_ms": set()},
+    "loader": {
+        "loader.warm": {"nanoGPT"},
+        "loader.cold": {"nanoGPT"},
+        "loader.start_ms": {None},
+        "order.start_ms": set(),
+    },
     "train": {"train.1m": {"torch"}, "train.overhead": {None}, "train.share_of_matrix_limit": {None}},
 }
 
