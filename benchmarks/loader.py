@@ -186,7 +186,7 @@ def start_figures(documents: int, turns: int, skip: list[str]) -> Iterator[Figur
     random = np.random.default_rng(0)
     lengths = [random.integers(1, 2 * DOCUMENT_TOKENS, documents // 4).astype(np.int32) for _ in range(4)]
     sizes = {f"s{i}": int(each.sum(dtype=np.int64)) for i, each in enumerate(lengths)}
-    mixture = Mixture(name="m", sources=dict.fromkeys(sizes, {}), temperature=1.0)
+    mixture = Mixture(name="m", sources={name: {} for name in sizes}, temperature=1.0)
     held: dict[str, list[float]] = {}
 
     def timed(who: str, work: Callable[[], Any]) -> float:

@@ -270,23 +270,32 @@ def check_epochs(mixture: Mixture, plan: Plan) -> None:
         asked = int(plan.order.counts(plan.windows)[s])
         if asked <= cap:
             continue
-        length, ratio = plan.seq_len, Fraction(cap, asked)
-        single = len(plan.specs) == 1
-        share = (
-            f"a weight of {_floor(cap / plan.windows):.6g} of 1"
-            if single
-            else f"{_floor(float(ratio)):.6g} times its weights"
-        )
+        length = plan.seq_len
         already = f", of which {used * length:,} are used already" if used else ""
         problems.append(
             f"Mixture {mixture.name}: source {name!r} gives {asked * length:,} tokens in this run, "
             f"{(used + asked) / have:.4g} epochs of its {have * length:,} tokens{already}; max_epochs {cap_epochs:g} "
-            f"allows {cap * length:,}. Nearest that works: {share}, or with these weights a budget of "
-            f"{feasible_windows(plan, s, cap) * length:,} tokens, or max_epochs "
+            f"allows {cap * length:,}. Nearest that works: {_nearest_that_works(plan, s, asked, cap)}, or max_epochs "
             f"{-(-(used + asked) * 1000 // have) / 1000:g}."
         )
     if problems:
         raise MixtureError("\n".join(problems))
+
+
+def _nearest_that_works(plan: Plan, s: int, asked: int, cap: int) -> str:
+    """In words, what brings source s down from `asked` windows to `cap`."""
+    length = plan.seq_len
+    exact = sum(spec.exact[s] or 0 for spec in plan.specs if spec.exact is not None)
+    if exact:  # its weights in other phases stay as they are
+        left = max(0, cap - (asked - exact))
+        return (
+            f"{left * length:,} tokens or {_floor(left / plan.source_windows[s]):g} epochs of it where it asks for them"
+        )
+    if len(plan.specs) == 1:
+        share = f"a weight of {_floor(cap / plan.windows):.6g} of 1"
+    else:
+        share = f"{_floor(float(Fraction(cap, asked))):.6g} times its weights"
+    return f"{share}, or with these weights a budget of {feasible_windows(plan, s, cap) * length:,} tokens"
 
 
 def feasible_windows(plan: Plan, s: int, cap: int) -> int:

@@ -324,6 +324,25 @@ def test_too_many_epochs_are_refused_with_both_numbers_and_what_would_do() -> No
     )
 
 
+def test_an_exact_wish_that_is_too_much_is_told_what_to_ask_for() -> None:
+    sizes = {"a": 10_001, "b": 100_001}
+    phases = [{"name": "x", "share": 0.5, "weights": {"a": 0.1, "b": 0.9}}, {"name": "y", "share": 0.5}]
+    for wish, again in (({"epochs": 3.5}, {"epochs": 3}), ({"tokens": 35_000}, {"tokens": 30_000})):
+        phases[1]["weights"] = {"a": wish, "b": 1}
+        mixture = Mixture.model_validate({"name": "m", "sources": {"a": {}, "b": {}}, "phases": phases})
+        with pytest.raises(MixtureError) as caught:
+            mixture.plan(sizes, 10, 200_000)
+        # 10,000 by its weight in x, 35,000 in y; four epochs are 40,000.
+        assert "Nearest that works: 30,000 tokens or 3 epochs of it where it asks for them, or max_epochs 4.5." in str(
+            caught.value
+        )
+        phases[1]["weights"] = {"a": again, "b": 1}
+        plan = Mixture.model_validate({"name": "m", "sources": {"a": {}, "b": {}}, "phases": phases}).plan(
+            sizes, 10, 200_000
+        )
+        assert plan.counts(plan.windows)["a"] == 4000
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 300), st.integers(1, 100)), min_size=1, max_size=5),
     st.integers(1, 3000),
