@@ -12,7 +12,7 @@ world size go on from the same integer with no window left out or seen twice.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -35,6 +35,7 @@ class Batch:
     padding: np.ndarray  # (n,) int64: so many tokens at the end are none; 0 with packing concat
     next_window: int  # windows that the run has consumed after this step, all ranks together
     plan: Plan
+    reader: Reader = field(repr=False)
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -78,6 +79,9 @@ class Batch:
         token is another document's first: mask it where documents[:, :-1] != documents[:, 1:].
         """
         out = np.empty(self.tokens.shape, np.int32)
+        if self.plan.packing == "concat":
+            self.reader.number_documents(self.source, self.window, out)
+            return out
         starts = self.starts
         ends = np.cumsum([0, *(len(of_window) for of_window in starts)])
         number_documents(np.concatenate([np.zeros(0, np.int64), *starts]), ends, out)
@@ -140,4 +144,4 @@ class Loader:
         if self._reader is None:
             self._reader = Reader(self.plan)
         padding = self._reader.read(source, window, tokens)
-        return Batch(tokens, np.arange(low, high), source, epoch, window, padding, end, self.plan)
+        return Batch(tokens, np.arange(low, high), source, epoch, window, padding, end, self.plan, self._reader)

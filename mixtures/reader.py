@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gristmill.mixtures.kernels import gather, gather_pieces
+from gristmill.mixtures.kernels import gather, gather_pieces, number_ranges
 from gristmill.mixtures.packing import Packing
 from gristmill.mixtures.plan import Plan
 from gristmill.mixtures.selection import SelectedTokens
@@ -50,6 +50,24 @@ class Reader:
         for i in np.flatnonzero(whole & (address == 0)).tolist():  # few windows, or one that lies in two shards
             out[i] = self._sources[source[i]].read(int(window[i]) * self._plan.seq_len, out.shape[1])
         return padding
+
+    def number_documents(self, source: np.ndarray, window: np.ndarray, out: np.ndarray) -> None:
+        """Fills out (n, seq_len + 1) int32 with the number, in its window, of the document that each token is in.
+
+        For windows of `concat`; see `Batch.documents`.
+        """
+        for s in np.unique(source).tolist():
+            rows = np.flatnonzero(source == s)
+            begin, held = window[rows] * self._plan.seq_len, self._sources[s]
+            if isinstance(held, SelectedTokens):
+                number_ranges(held.offset, begin, rows, out)
+                continue
+            shard, low, inside = self._shards[s].places(begin, out.shape[1])
+            for at in np.unique(shard[inside]).tolist():
+                mine = inside & (shard == at)
+                number_ranges(held.index(at).start, low[mine], rows[mine], out)
+            for i in np.flatnonzero(~inside).tolist():
+                number_ranges(held.bounds(int(begin[i]), out.shape[1]), np.zeros(1, np.int64), rows[i : i + 1], out)
 
     def _read_pieces(
         self, s: int, packing: Packing | None, window: np.ndarray, rows: np.ndarray, out: np.ndarray
@@ -98,11 +116,14 @@ class _Shards:
 
     def addresses(self, begin: np.ndarray, length: int | np.ndarray) -> np.ndarray:
         """Addresses (n,) int64 of the ranges that start at begin (n,); 0 where a range lies in more than one shard."""
-        shard = np.searchsorted(self.starts, begin, side="right") - 1
-        offset = begin - self.starts[shard]
-        whole = begin + length <= self.starts[shard + 1]
+        shard, offset, whole = self.places(begin, length)
         for s in np.unique(shard[whole]).tolist():
             if self.views[s] is None:
                 view = self.source.read(int(self.starts[s]), int(self.starts[s + 1] - self.starts[s]))
                 self.views[s], self.first[s] = view, view.ctypes.data
         return np.where(whole, self.first[shard] + offset * self.source.dtype.itemsize, 0)
+
+    def places(self, begin: np.ndarray, length: int | np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(shard, place in it, whether the range of `length` ends in it too), (n,) each, of positions begin (n,)."""
+        shard = np.searchsorted(self.starts, begin, side="right") - 1
+        return shard, begin - self.starts[shard], begin + length <= self.starts[shard + 1]

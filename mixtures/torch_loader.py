@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
+from gristmill.mixtures.kernels import targets_of
 from gristmill.mixtures.loader import Batch, Loader
 from gristmill.mixtures.plan import Plan
 
@@ -37,7 +38,8 @@ def as_tensors(batch: Batch) -> dict[str, Any]:
     next_window int.
     """
     documents = batch.documents
-    targets = np.where(documents[:, :-1] == documents[:, 1:], batch.tokens[:, 1:], IGNORED)
+    targets = np.empty((len(documents), documents.shape[1] - 1), np.int64)
+    targets_of(batch.tokens, documents, IGNORED, targets)
     return {
         "tokens": torch.from_numpy(batch.tokens),
         "targets": torch.from_numpy(targets),

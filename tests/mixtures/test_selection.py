@@ -89,6 +89,7 @@ def test_windows_are_those_of_shards_with_the_chosen_documents_alone(
             whole = np.concatenate([ids for k, (_, ids, _) in enumerate(held.whole.documents()) if _good(k, name)])
             assert (batch.tokens[i] == whole[window * 10 : window * 10 + 11]).all()
             assert (batch.starts[i] == held.bounds(window * 10, 11)).all()
+            assert (np.flatnonzero(np.diff(batch.documents[i])) + 1).tolist() == [s for s in batch.starts[i] if s]
             seen[name].add(window)
     assert seen == {"low": set(range(36)), "high": set(range(63))}
 
