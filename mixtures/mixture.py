@@ -198,13 +198,15 @@ class Mixture(Settings):
         budget_tokens: of the whole run; may be left out where every length is given in tokens or epochs.
         continue_from: what an earlier run has used; this one takes up each source where that one stopped.
 
-        What is not given here is taken from the mixture, seed 0 at last.
+        What is not given here is taken from the mixture; then seq_len and seed from the run to continue from, and
+        the seed is 0 at last.
         """
-        tokens, seq_len = self._given("tokens", tokens), self._given("seq_len", seq_len)
-        budget_tokens = self.budget_tokens if budget_tokens is None else budget_tokens
-        seed = (self.seed or 0) if seed is None else seed
         if continue_from is None and self.continue_from is not None:
             continue_from = Consumption.read(self.continue_from)
+        tokens = self._given("tokens", tokens)
+        seq_len = self._given("seq_len", seq_len, None if continue_from is None else continue_from.seq_len)
+        seed = self._given("seed", seed, 0 if continue_from is None else continue_from.seed)
+        budget_tokens = self.budget_tokens if budget_tokens is None else budget_tokens
         if isinstance(tokens, str | Path):
             tokens = TokenSet.open(tokens)
         left_out: tuple[str, ...] = ()
@@ -231,9 +233,9 @@ class Mixture(Settings):
         check_epochs(self, plan)
         return plan
 
-    def _given(self, name: str, value: Any) -> Any:
-        """The argument, else the setting of that name. Raises MixtureError where there is neither."""
-        found = getattr(self, name) if value is None else value
+    def _given(self, name: str, value: Any, otherwise: Any = None) -> Any:
+        """The argument, else the setting of that name, else `otherwise`. Raises MixtureError where there is none."""
+        found = next((each for each in (value, getattr(self, name), otherwise) if each is not None), None)
         if found is None:
             raise MixtureError(
                 f"Mixture {self.name} does not say `{name}`. Give it to plan({name}=...), or write it into the file."

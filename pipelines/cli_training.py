@@ -86,9 +86,11 @@ def _compiled(
         seq_len = settings.seq_len if seq_len is None else seq_len
         budget = settings.total_tokens if budget is None else budget
         seed = settings.seed if seed is None else seed
+    continue_from = continue_from or mixture.continue_from
     books = None if continue_from is None else Consumption.read(continue_from)
-    length = seq_len or mixture.seq_len or 2048
-    plan = mixture.plan(tokens, length, budget, seed, books)
+    if books is None and mixture.seq_len is None:
+        seq_len = seq_len or 2048
+    plan = mixture.plan(tokens, seq_len, budget, seed, books)
     if settings is None:
         return plan, None
     from gristmill.trainer.feed import phases_of

@@ -260,6 +260,19 @@ def test_continue_from_avoids_what_was_used() -> None:
         Mixture(name="f", sources={"b": 1}).plan(sizes, 10, 10, seed=6, continue_from=used)
 
 
+def test_length_and_seed_of_the_run_to_continue_from_are_taken_over(tmp_path: Path) -> None:
+    sizes = {"a": 1001, "b": 501}
+    trunk = Mixture(name="trunk", sources={"a": 0.5, "b": 0.5}).plan(sizes, 10, 600, seed=5)
+    (tmp_path / "books.json").write_bytes(Consumption.after(trunk, 40).encoded())
+    fork = Mixture(name="f", sources={"a": 1}, continue_from=str(tmp_path / "books.json")).plan(
+        sizes, budget_tokens=200
+    )
+    assert (fork.seq_len, fork.seed, fork.used) == (10, 5, {"a": 20, "b": 20})
+    (tmp_path / "books.json").write_text("{}")
+    with pytest.raises(MixtureError, match=r"books\.json: not a record of what a run has used"):
+        Mixture(name="f", sources={"a": 1}, continue_from=str(tmp_path / "books.json")).plan(sizes, 10, 100)
+
+
 def test_a_used_source_is_kept_in_the_books_of_a_fork_that_leaves_it_out() -> None:
     sizes = {"a": 1001, "b": 501}
     trunk = Mixture(name="trunk", sources={"a": 0.5, "b": 0.5}).plan(sizes, 10, 400)
