@@ -17,8 +17,8 @@ round. --corpus is accepted, as by every benchmark, and ignored. Figures are mil
                        Megatron-LM builds for them (`megatron_index.py`); order.start_mb, what either holds then
 
 To expect on one core of a server of 2024 (seen on a shared one): warm 790 for ours, 230 with documents and targets
-as tensors, 110 for nanoGPT, 150 for datatrove, which reads in order and so cannot mix or shuffle; a plan of 15e12 tokens
-with a ramp of 64 steps in 0.3 s and 1 MB, a million positions in 0.13 s; 3 ms and 0.1 MB to start on 3 million
+as tensors, 110 for nanoGPT, 150 for datatrove, which reads in order and so cannot mix or shuffle; a plan of 15e12
+tokens with a ramp of 64 steps in 0.3 s and 1 MB, a million positions in 0.13 s; 3 ms and 0.1 MB to start on 3 million
 documents, where Megatron-LM takes 0.16 s and 35 MB. Cold, the disk decides.
 """
 

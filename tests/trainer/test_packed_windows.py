@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import orjson
 import pytest
@@ -72,6 +74,12 @@ def test_a_packed_run_reports_its_padding_and_resumes(tmp_path, make_run, packed
     assert lines[-1]["loss"] < lines[0]["loss"] - 0.3
     assert all(0 < line["padding_share"] < 0.5 for line in lines)
     assert done["padding_share"] == pytest.approx(np.mean([line["padding_share"] for line in lines]), abs=1e-6)
+    for late in (15, 20):
+        shutil.rmtree(tmp_path / f"run/checkpoints/step-{late:08d}")
+    train.work(run, ALONE)
+    again = metrics.read(tmp_path / "run/metrics.jsonl")
+    assert [line["loss"] for line in again] == [line["loss"] for line in lines]
+    assert [line["padding_share"] for line in again] == [line["padding_share"] for line in lines]
 
 
 def test_checkpoints_carry_the_books_and_a_fork_reuses_nothing(tmp_path, make_run, tokens_folder):
