@@ -13,10 +13,13 @@ round. --corpus is accepted, as by every benchmark, and ignored. Figures are mil
     loader.start_ms    opening the shards, planning, first batch
     order.plan_15t_ms  opening a plan of 15e12 tokens over 200 sources, and order.plan_15t_mb, what it holds
     order.positions_1m_ms  source, epoch and window of a million positions of it
+    order.start_ms     from the sizes of --documents documents in four sources to the first position, beside what
+                       Megatron-LM builds for them (`megatron_index.py`); order.start_mb, what either holds then
 
-To expect on one core of a server of 2024 (seen on a shared one): warm 650 for ours, 85 with documents and targets
-as tensors, 75 for nanoGPT, 150 for datatrove, which reads in order and so cannot mix or shuffle; a plan of 15e12 tokens
-with a ramp of 64 steps in 0.5 s and 1 MB, a million positions in 0.2 s. Cold, the disk decides.
+To expect on one core of a server of 2024 (seen on a shared one): warm 790 for ours, 230 with documents and targets
+as tensors, 110 for nanoGPT, 150 for datatrove, which reads in order and so cannot mix or shuffle; a plan of 15e12
+tokens with a ramp of 64 steps in 0.3 s and 1 MB, a million positions in 0.13 s; 3 ms and 0.1 MB to start on 3 million
+documents, where Megatron-LM takes 0.16 s and 35 MB. Cold, the disk decides.
 """
 
 from __future__ import annotations
@@ -179,6 +182,39 @@ def order_figures() -> Iterator[Figure]:
     yield Figure("order.positions_1m_ms", located * 1e3, "ms")
 
 
+def start_figures(documents: int, turns: int, skip: list[str]) -> Iterator[Figure]:
+    """One epoch of four sources with documents of 700 tokens or so. Ours looks at no document."""
+    random = np.random.default_rng(0)
+    lengths = [random.integers(1, 2 * DOCUMENT_TOKENS, documents // 4).astype(np.int32) for _ in range(4)]
+    sizes = {f"s{i}": int(each.sum(dtype=np.int64)) for i, each in enumerate(lengths)}
+    mixture = Mixture(name="m", sources={name: {} for name in sizes}, temperature=1.0)
+    held: dict[str, list[float]] = {}
+
+    def timed(who: str, work: Callable[[], Any]) -> float:
+        tracemalloc.start()
+        start = time.perf_counter()
+        kept = work()
+        took = time.perf_counter() - start
+        arrays = sum(array.nbytes for array in kept) if isinstance(kept, list) else tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        held.setdefault(who, []).append(arrays / 1e6)
+        return took * 1e3
+
+    def ours_started() -> Any:
+        plan = mixture.plan(sizes, SEQ_LEN, sum((n - 1) // SEQ_LEN for n in sizes.values()) * SEQ_LEN, seed=1)
+        plan.locate(0)
+        return plan
+
+    jobs = {OURS: functools.partial(timed, OURS, ours_started)}
+    if name := peer("megatron-core", skip):
+        import megatron_index
+
+        cpp = megatron_index.helpers()
+        jobs[name] = functools.partial(timed, name, functools.partial(megatron_index.build, cpp, lengths, SEQ_LEN, 1))
+    yield from compared("order.start_ms", "ms", rounds(jobs, turns), smaller_is_better=True)
+    yield from compared("order.start_mb", "MB", held, smaller_is_better=True)
+
+
 def loaders(skip: list[str]) -> tuple[dict[str, Loader], dict[str, Loader]]:
     """(figure's suffix -> a way to get our windows, peer -> its way). All but the plain way need torch."""
     ways: dict[str, Loader] = {"": ours}
@@ -195,6 +231,7 @@ def loaders(skip: list[str]) -> tuple[dict[str, Loader], dict[str, Loader]]:
 def figures(options: argparse.Namespace) -> Iterator[Figure]:
     kernels.warm()
     yield from order_figures()
+    yield from start_figures(options.documents, options.rounds, options.skip)
     ways, peers = loaders(options.skip)
     with tempfile.TemporaryDirectory() as name:
         folder, windows = Path(name), options.windows
@@ -222,6 +259,7 @@ def main() -> None:
     parser = arguments(__doc__, corpus=False)
     parser.add_argument("--windows", type=int, default=20_000, help="two batches of 64 at least")
     parser.add_argument("--mb", type=float, default=256, help="of token files")
+    parser.add_argument("--documents", type=int, default=3_000_000, help="whose order is started")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     if options.windows < 2 * BATCH_WINDOWS:

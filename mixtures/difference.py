@@ -6,6 +6,7 @@ print(difference_table(plan_a, plan_b))
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from gristmill.mixtures.plan import Plan, Row
 
@@ -42,6 +43,20 @@ def shared_windows(a: Plan, b: Plan) -> int:
         else:
             high = middle - 1
     return low
+
+
+def difference_data(a: Plan, b: Plan) -> dict[str, Any]:
+    """The differences as plain values."""
+    plans = {
+        side: {"mixture": plan.mixture, "hash": plan.hash, "budget_tokens": plan.budget_tokens}
+        for side, plan in (("a", a), ("b", b))
+    }
+    sources = [
+        {"source": d.source, "weight_change": d.weight_change}
+        | {side: None if row is None else vars(row) for side, row in (("a", d.a), ("b", d.b))}
+        for d in differences(a, b)
+    ]
+    return {**plans, "same_tokens": shared_windows(a, b) * a.seq_len, "sources": sources}
 
 
 def difference_table(a: Plan, b: Plan) -> str:

@@ -12,16 +12,15 @@ world size go on from the same integer with no window left out or seen twice.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from gristmill.mixtures.kernels import gather, number_documents
+from gristmill.mixtures.kernels import number_documents
 from gristmill.mixtures.plan import MixtureError, Plan
-
-FEW_WINDOWS = 8  # below it, looking up addresses costs more than reading window by window
+from gristmill.mixtures.reader import Reader
 
 
 @dataclass(frozen=True)
@@ -36,6 +35,7 @@ class Batch:
     padding: np.ndarray  # (n,) int64: so many tokens at the end are none; 0 with packing concat
     next_window: int  # windows that the run has consumed after this step, all ranks together
     plan: Plan
+    reader: Reader = field(repr=False)
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -57,6 +57,21 @@ class Batch:
         return np.concatenate([[0], ends[:-1], np.arange(ends[-1], self.plan.seq_len + 1)])
 
     @cached_property
+    def predicted(self) -> np.ndarray | None:
+        """Which targets a model is trained on: (n, seq_len) bool, target t being token t + 1; None: all of them.
+
+        With packing best_fit all but padding and the first tokens of what is left of documents that were cut.
+        """
+        packings = [self.plan.sizes[name].packing for name in self.sources]
+        if self.plan.packing == "concat":
+            return None
+        rows = [
+            packing.predicted(int(w)) if (packing := packings[s]) is not None else np.ones(self.plan.seq_len, bool)
+            for s, w in zip(self.source, self.window, strict=True)
+        ]
+        return np.array(rows, bool).reshape(len(rows), self.plan.seq_len)
+
+    @cached_property
     def documents(self) -> np.ndarray:
         """Which document of its window each token is in, counted from 0: (n, seq_len + 1) int32.
 
@@ -64,6 +79,9 @@ class Batch:
         token is another document's first: mask it where documents[:, :-1] != documents[:, 1:].
         """
         out = np.empty(self.tokens.shape, np.int32)
+        if self.plan.packing == "concat":
+            self.reader.number_documents(self.source, self.window, out)
+            return out
         starts = self.starts
         ends = np.cumsum([0, *(len(of_window) for of_window in starts)])
         number_documents(np.concatenate([np.zeros(0, np.int64), *starts]), ends, out)
@@ -126,60 +144,4 @@ class Loader:
         if self._reader is None:
             self._reader = Reader(self.plan)
         padding = self._reader.read(source, window, tokens)
-        return Batch(tokens, np.arange(low, high), source, epoch, window, padding, end, self.plan)
-
-
-class _Shards:
-    """Where the ids of one source lie in memory. A shard is mapped when its first window is asked for."""
-
-    def __init__(self, source: Any) -> None:
-        self.source = source
-        self.starts = np.cumsum([0, *(shard.tokens for shard in source.shards)])  # in ids; then the total
-        self.views: list[np.ndarray | None] = [None] * len(source.shards)  # kept, because addresses point into them
-        self.first = np.zeros(len(source.shards), np.int64)  # address of the first id of each shard, 0: not mapped
-
-    def addresses(self, begin: np.ndarray, length: int) -> np.ndarray:
-        """Addresses (n,) int64 of the ranges that start at begin (n,); 0 where a range lies in more than one shard."""
-        shard = np.searchsorted(self.starts, begin, side="right") - 1
-        offset = begin - self.starts[shard]
-        whole = begin + length <= self.starts[shard + 1]
-        for s in np.unique(shard[whole]).tolist():
-            if self.views[s] is None:
-                view = self.source.read(int(self.starts[s]), int(self.starts[s + 1] - self.starts[s]))
-                self.views[s], self.first[s] = view, view.ctypes.data
-        return np.where(whole, self.first[shard] + offset * self.source.dtype.itemsize, 0)
-
-
-class Reader:
-    """Copies windows out of memory-mapped token shards."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._shards = [_Shards(plan.tokens.sources[name]) for name in plan.sources]
-
-    def read(self, source: np.ndarray, window: np.ndarray, out: np.ndarray) -> np.ndarray:
-        """Fills out (n, seq_len + 1) with the tokens of windows (n,) of sources (n,) -> tokens of padding (n,)."""
-        padding = np.zeros(len(source), np.int64)
-        if self._plan.packing == "best_fit":
-            for i in range(len(source)):
-                padding[i] = self._read_pieces(int(source[i]), int(window[i]), out[i])
-            return padding
-        seq_len = self._plan.seq_len
-        address = np.zeros(len(source), np.int64)
-        if len(source) >= FEW_WINDOWS:
-            for s in np.unique(source).tolist():
-                mine = source == s
-                address[mine] = self._shards[s].addresses(window[mine] * seq_len, seq_len + 1)
-            gather(address, self._shards[0].source.dtype.itemsize, out)
-        for i in np.flatnonzero(address == 0).tolist():
-            out[i] = self._shards[source[i]].source.read(int(window[i]) * seq_len, seq_len + 1)
-        return padding
-
-    def _read_pieces(self, source: int, window: int, out: np.ndarray) -> int:
-        """Fills out (seq_len + 1,), the end-of-text id where nothing is left -> how many of those."""
-        at = 0
-        for start, length in self._plan.pieces(self._plan.sources[source], window):
-            out[at : at + length] = self._shards[source].source.read(start, length)
-            at += length
-        out[at:] = self._plan.tokens.eos_id
-        return len(out) - at
+        return Batch(tokens, np.arange(low, high), source, epoch, window, padding, end, self.plan, self._reader)

@@ -22,11 +22,16 @@ From a file to batches:
     plan.locate(17)                                                     # order.py, kernels.py: position -> window
     for batch in plan.loader(rank=0, world_size=2, batch_windows=16): ...     # loader.py; torch_loader.py for PyTorch
 
+A source may be a part of one, chosen by what was measured of its documents (`where.py`, `selection.py`):
+
+    web_high: {source: web, where: "classifier.score >= 0.7", weight: 0.5}
+
 A source's wish, in the mixture or in a phase, is one of `weight`, `tokens` (exactly so many) and `epochs` (1.0: use it
 all, once). Exact wishes come first; weights divide what is left. Instead of weights a mixture may ask for
 `temperature: 0.7` (weights proportional to tokens to that power) or `unimax: {max_epochs: 4}` (as even as the cap
 allows); both are computed once, when the plan is made, and shown in it. `base: other.yaml` takes over the keys of
-another file that are not given here.
+another file that are not given here. With `tokens`, `seq_len` and `budget_tokens` in the file itself,
+`Mixture.load(path).plan().loader(rank, world_size)` is all there is to write.
 """
 
 from __future__ import annotations
@@ -38,6 +43,8 @@ from pydantic import Field, field_validator, model_validator
 
 from gristmill.mixtures.consumption import Consumption
 from gristmill.mixtures.plan import MixtureError, Plan
+from gristmill.mixtures.selection import select
+from gristmill.mixtures.where import Where
 from gristmill.mixtures.wishes import check_epochs, packed, settle, sizes_of
 from gristmill.stages.documents import Settings
 from gristmill.stages.settings_file import SettingsError, nearest
@@ -52,6 +59,13 @@ class Wish(Settings):
     tokens: int | None = Field(default=None, ge=0)  # exactly, to the nearest window
     epochs: float | None = Field(default=None, ge=0, allow_inf_nan=False)  # exactly, to the nearest window
     max_epochs: float | None = Field(default=None, gt=0, allow_inf_nan=False)  # over the whole run; the mixture's else
+    source: str | None = None  # of the token shards; its own name unless given
+    where: str | None = None  # which documents of it: "classifier.score >= 0.7"; see `where.py`
+
+    @field_validator("where")
+    @classmethod
+    def _is_condition(cls, where: str | None) -> str | None:
+        return where if where is None else Where.parse(where).text
 
     @model_validator(mode="before")
     @classmethod
@@ -63,6 +77,11 @@ class Wish(Settings):
         if sum(x is not None for x in (self.weight, self.tokens, self.epochs)) > 1:
             raise ValueError("give one of weight, tokens and epochs, not several")
         return self
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it is chosen out of a source of the token shards, or named otherwise than that."""
+        return self.source is not None or self.where is not None
 
     @property
     def says_nothing(self) -> bool:
@@ -86,6 +105,9 @@ class Phase(Settings):
         capped = [name for name, wish in (self.weights or {}).items() if wish.max_epochs is not None]
         if capped:
             raise ValueError(f"max_epochs of {capped[0]} is for the whole run: give it under sources")
+        parts = [name for name, wish in (self.weights or {}).items() if wish.is_part]
+        if parts:
+            raise ValueError(f"`source` and `where` say what {parts[0]} is, in every phase: give them under sources")
         return self
 
 
@@ -108,6 +130,12 @@ class Mixture(Settings):
     unimax: UniMax | None = None
     packing: Literal["concat", "best_fit"] = "concat"  # best_fit: documents whole where they fit (`packing.py`)
     phases: tuple[Phase, ...] = ()
+    # What `plan` takes where it is called without: a training run gives its own.
+    tokens: str | None = None  # folder of token shards
+    seq_len: int | None = Field(default=None, ge=1)  # tokens that a window predicts
+    budget_tokens: int | None = Field(default=None, ge=1)  # of the whole run
+    seed: int | None = None  # of the order of windows
+    continue_from: str | None = None  # a training run, a checkpoint or a file of `Consumption`: reuse nothing of it
 
     @field_validator("sources")
     @classmethod
@@ -157,20 +185,35 @@ class Mixture(Settings):
 
     def plan(
         self,
-        tokens: Any,
-        seq_len: int,
+        tokens: Any = None,
+        seq_len: int | None = None,
         budget_tokens: int | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         continue_from: Consumption | None = None,
     ) -> Plan:
         """Compiles the mixture for given sources. Raises MixtureError when a wish cannot be met, saying what could.
 
-        tokens: a TokenSet or its folder; or {source: tokens} or {source: SourceSize} to plan without files.
+        tokens: a TokenSet or its folder; or {source: tokens} or {source: SourceSize} to plan without files, parts of
+        sources under their own names.
         budget_tokens: of the whole run; may be left out where every length is given in tokens or epochs.
         continue_from: what an earlier run has used; this one takes up each source where that one stopped.
+
+        What is not given here is taken from the mixture; then seq_len and seed from the run to continue from, and
+        the seed is 0 at last.
         """
+        if continue_from is None and self.continue_from is not None:
+            continue_from = Consumption.read(self.continue_from)
+        tokens = self._given("tokens", tokens)
+        seq_len = self._given("seq_len", seq_len, None if continue_from is None else continue_from.seq_len)
+        seed = self._given("seed", seed, 0 if continue_from is None else continue_from.seed)
+        budget_tokens = self.budget_tokens if budget_tokens is None else budget_tokens
         if isinstance(tokens, str | Path):
             tokens = TokenSet.open(tokens)
+        left_out: tuple[str, ...] = ()
+        if isinstance(tokens, TokenSet) and (
+            any(wish.is_part for wish in self.sources.values()) or (continue_from is not None and continue_from.parts)
+        ):
+            tokens, left_out = select(self, tokens, continue_from)
         sizes = sizes_of(tokens)
         if self.packing == "best_fit":
             sizes = packed(self, tokens, sizes, seq_len)
@@ -184,8 +227,17 @@ class Mixture(Settings):
             specs=specs,
             used=used,
             continued=continue_from,
-            notes=notes,
+            notes=(*notes, *left_out),
             tokens=tokens if hasattr(tokens, "sources") else None,
         )
         check_epochs(self, plan)
         return plan
+
+    def _given(self, name: str, value: Any, otherwise: Any = None) -> Any:
+        """The argument, else the setting of that name, else `otherwise`. Raises MixtureError where there is none."""
+        found = next((each for each in (value, getattr(self, name), otherwise) if each is not None), None)
+        if found is None:
+            raise MixtureError(
+                f"Mixture {self.name} does not say `{name}`. Give it to plan({name}=...), or write it into the file."
+            )
+        return found

@@ -10,12 +10,16 @@ that still holds it (Ding et al. 2024, "Fewer truncations improve language model
 groups of GROUP_PIECES consecutive pieces, so that the memory it needs, beside the result, does not grow; the same
 documents give the same windows on every machine. What stays free at the end of a window is padding.
 
-Unlike `concat`, where windows follow from a number, the result is 12 bytes a piece and 8 a window.
+Unlike `concat`, where windows follow from a number, the result is 13 bytes a piece and 12 a window.
+
+A window is trained on all its tokens but its first, the padding, and those that begin the rest of a document that was
+cut: what comes before them is of another document, and they are a target of the window before.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numba import int64, njit, uint64
@@ -32,6 +36,7 @@ class Packing:
     offset: np.ndarray  # (windows + 1,) int64: window w holds pieces offset[w] .. offset[w + 1] - 1
     start: np.ndarray  # (pieces,) int64, first token in the source
     length: np.ndarray  # (pieces,) int32, tokens
+    opens: np.ndarray  # (pieces,) bool: the piece begins its document
     seq_len: int
 
     @property
@@ -46,6 +51,21 @@ class Packing:
     def padding_share(self) -> float:
         """Of all places in the windows."""
         return self.padding_tokens / max(self.windows * (self.seq_len + 1), 1)
+
+    @cached_property
+    def targets(self) -> np.ndarray:
+        """Tokens that each window is trained on: (windows,) int32."""
+        lost = ~self.opens
+        lost[self.offset[:-1]] = True  # the first token of a window is nobody's target
+        return np.add.reduceat(self.length - lost, self.offset[:-1]).astype(np.int32)
+
+    def predicted(self, window: int) -> np.ndarray:
+        """Which of the targets of a window it is trained on: (seq_len,) bool; target t is token t + 1."""
+        low, high = int(self.offset[window]), int(self.offset[window + 1])
+        ends = np.cumsum(self.length[low:high])
+        out = np.arange(1, self.seq_len + 1) < ends[-1]
+        out[ends[:-1] - 1] &= self.opens[low + 1 : high]
+        return out
 
     def pieces(self, window: int) -> list[tuple[int, int]]:
         """(first token in the source, tokens) of each piece of a window, in order."""
@@ -72,7 +92,9 @@ def best_fit(starts: np.ndarray, tokens: int, seq_len: int, group_pieces: int = 
         windows += _pack(length[part], order, room, windows, window[part], place[part])
     by_window = np.lexsort((place, window))
     offset = np.searchsorted(window[by_window], np.arange(windows + 1))
-    return Packing(offset.astype(np.int64), first[by_window], length[by_window], seq_len)
+    opens = np.zeros(len(first), bool)
+    opens[np.cumsum(full + 1) - (full + 1)] = True
+    return Packing(offset.astype(np.int64), first[by_window], length[by_window], opens[by_window], seq_len)
 
 
 @njit(nogil=True, cache=True)

@@ -47,6 +47,8 @@ class SourceSize:
     utf8_bytes: int | None = None  # of the texts
     digest: str = ""  # of the token shards
     packing: Packing | None = None  # best_fit: what lies in each window
+    source: str = ""  # of the token shards, where this is a part of one
+    where: str = ""  # which documents of it
 
     def windows(self, seq_len: int) -> int:
         return windows_in(self.tokens, seq_len) if self.packing is None else self.packing.windows
@@ -108,7 +110,7 @@ class Plan:
     seed: int
     sizes: Mapping[str, SourceSize]  # the sources in use, in the mixture's order
     specs: tuple[PhaseSpec, ...]
-    used: Mapping[str, int] = field(default_factory=dict)  # windows that earlier runs have consumed
+    used: Mapping[str, int] = field(default_factory=dict)  # windows that earlier runs have consumed, by source
     continued: Any = None  # Consumption that `used` is from
     notes: tuple[str, ...] = ()  # what was computed on the way: temperature, UniMax
     tokens: Any = field(default=None, repr=False, compare=False)  # TokenSet; needed to load, not to plan
@@ -177,6 +179,19 @@ class Plan:
         """Where the tokens of a window lie in its source: (first token, tokens) of each consecutive stretch."""
         packing = self.sizes[source].packing
         return [(window * self.seq_len, self.seq_len + 1)] if packing is None else packing.pieces(window)
+
+    def predicted_tokens(self, begin: int, end: int) -> int:
+        """Targets that positions begin .. end - 1 train on: all but padding and what no document foretells.
+
+        With packing concat seq_len a window; else see `Packing.targets`.
+        """
+        if self.packing == "concat":
+            return (end - begin) * self.seq_len
+        source, _, window = self.order.block(begin, end)
+        packings = [size.packing for size in self.sizes.values()]
+        return sum(
+            int(packing.targets[window[source == s]].sum()) for s, packing in enumerate(packings) if packing is not None
+        )
 
     def locate(self, position: int) -> tuple[str, int, int]:
         """The window at a position of the run: (source, epoch, window of that source)."""
@@ -282,8 +297,8 @@ class Plan:
                 out.append((position * self.seq_len, weights))
         return out
 
-    def data(self) -> dict[str, Any]:
-        """The plan as plain values, for reports and files."""
+    def data(self, learning_rate: Callable[[int], float] | None = None) -> dict[str, Any]:
+        """The plan as plain values, for reports and files. learning_rate: as `table` takes it."""
         return {
             "mixture": self.mixture,
             "hash": self.hash,
@@ -294,6 +309,8 @@ class Plan:
             "notes": list(self.notes),
             "sources": {
                 name: {"tokens": size.tokens, "utf8_bytes": size.utf8_bytes, "windows": windows}
+                | ({"source": size.source, "where": size.where} if size.source else {})
+                | ({"padding_share": size.packing.padding_share} if size.packing is not None else {})
                 for (name, size), windows in zip(self.sizes.items(), self.source_windows, strict=True)
             },
             "phases": [
@@ -303,6 +320,9 @@ class Plan:
                     "windows": p.windows,
                     "ramp": p.ramp,
                     "anneal": p.anneal,
+                    "learning_rates": None
+                    if learning_rate is None
+                    else [learning_rate(p.begin), learning_rate(p.end - 1)],
                     "rows": [vars(row) for row in p.rows],
                 }
                 for p in self.phases

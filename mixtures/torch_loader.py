@@ -9,23 +9,9 @@
     for batch in DataLoader(data, batch_size=8): ...
 
 The order is the plan's: give no shuffling sampler. Where many processes share a plan, the map-style data set is for
-trainers that split positions among ranks themselves; `BatchStream` splits them as `loader.Loader` says.
-
-In other trainers:
-
-    # a loop like nanoGPT's: in place of get_batch("train")
-    stream = iter(DataLoader(BatchStream(plan, rank, world_size, batch_windows, start), batch_size=None, num_workers=1))
-    batch = next(stream); X, Y = batch["tokens"][:, :-1], batch["targets"]      # cross_entropy(ignore_index=-100)
-
-    # Hugging Face's Trainer, which shuffles unless told otherwise and shifts the labels itself
-    class InOrder(Trainer):
-        def _get_train_sampler(self, *_): return SequentialSampler(self.train_dataset)
-    InOrder(model, TrainingArguments(..., remove_unused_columns=False), train_dataset=WindowDataset(plan, start),
-            data_collator=hugging_face_batch).train()
-
-    # torchtitan and others that take an iterable of (inputs, labels)
-    for batch in BatchStream(plan, dp_rank, dp_degree, batch_windows, start):
-        yield {"input": batch["tokens"][:, :-1]}, batch["targets"]
+trainers that split positions among ranks themselves; `BatchStream` splits them as `loader.Loader` says, and
+`StatefulBatches` puts (inputs, labels) and a state of one integer around it. In other trainers (loops like nanoGPT's,
+torchtitan, Hugging Face's Trainer): `docs/mixtures.md`.
 """
 
 from __future__ import annotations
@@ -35,8 +21,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
+from gristmill.mixtures.kernels import targets_of
 from gristmill.mixtures.loader import Batch, Loader
 from gristmill.mixtures.plan import Plan
 
@@ -51,7 +38,8 @@ def as_tensors(batch: Batch) -> dict[str, Any]:
     next_window int.
     """
     documents = batch.documents
-    targets = np.where(documents[:, :-1] == documents[:, 1:], batch.tokens[:, 1:], IGNORED)
+    targets = np.empty((len(documents), documents.shape[1] - 1), np.int64)
+    targets_of(batch.tokens, documents, IGNORED, targets)
     return {
         "tokens": torch.from_numpy(batch.tokens),
         "targets": torch.from_numpy(targets),
@@ -78,6 +66,41 @@ class BatchStream(IterableDataset):
         first, step = (worker.id, worker.num_workers) if worker is not None else (0, 1)
         for i in range(first, len(self.loader), step):
             yield as_tensors(self.loader.batch(self.loader.start_window + i * self.loader.batch_windows))
+
+
+class StatefulBatches:
+    """({"input": (n, seq_len)}, labels (n, seq_len)) of each step of one rank, both int64, with a state to save.
+
+    What torchtitan's trainer asks of a data loader. The state is the number of windows that all ranks have consumed:
+    it fits any number of ranks, and any batch size.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        rank: int,
+        world_size: int,
+        batch_windows: int,
+        start_window: int = 0,
+        num_workers: int = 0,
+    ) -> None:
+        """batch_windows: of all ranks together. num_workers: processes that read ahead; they change nothing else."""
+        self.next_window = start_window
+        self._settings = (plan, rank, world_size, batch_windows)
+        self._num_workers = num_workers
+
+    def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+        stream = BatchStream(*self._settings, start_window=self.next_window)
+        for batch in DataLoader(stream, batch_size=None, num_workers=self._num_workers):
+            self.next_window = batch["next_window"]
+            yield {"input": batch["tokens"][:, :-1]}, batch["targets"]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next_window": self.next_window}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Goes on from there at the next `iter`. An empty state changes nothing."""
+        self.next_window = state.get("next_window", self.next_window)
 
 
 class WindowDataset(Dataset):

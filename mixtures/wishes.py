@@ -16,6 +16,7 @@ import xxhash
 from gristmill.mixtures.order import apportion
 from gristmill.mixtures.packing import best_fit
 from gristmill.mixtures.plan import MixtureError, PhaseSpec, Plan, SourceSize
+from gristmill.mixtures.selection import SelectedTokens
 from gristmill.stages.settings_file import nearest
 
 if TYPE_CHECKING:
@@ -26,15 +27,20 @@ def sizes_of(tokens: Any) -> dict[str, SourceSize]:
     """What a plan has to know of the sources of a TokenSet, or of a mapping of sizes."""
     if hasattr(tokens, "sources"):
         return {
-            name: SourceSize(source.tokens, source.utf8_bytes, _digest(source))
+            name: replace(SourceSize(source.tokens, source.utf8_bytes, _digest(source)), **_part_of(source))
             for name, source in tokens.sources.items()
         }
     return {name: size if isinstance(size, SourceSize) else SourceSize(int(size)) for name, size in tokens.items()}
 
 
 def _digest(source: Any) -> str:
-    """Of the content of a source: the checksums of its shards, in order."""
-    return xxhash.xxh3_64_hexdigest("".join(shard.bin_xxh3 for shard in source.shards))
+    """Of the content of a source: the checksums of its shards, in order, and which documents of them are chosen."""
+    content = "".join(shard.bin_xxh3 for shard in source.shards)
+    return xxhash.xxh3_64_hexdigest(content + (source.digest if isinstance(source, SelectedTokens) else ""))
+
+
+def _part_of(source: Any) -> dict[str, Any]:
+    return {"source": source.whole.name, "where": source.where} if isinstance(source, SelectedTokens) else {}
 
 
 def packed(mixture: Mixture, tokens: Any, sizes: Mapping[str, SourceSize], seq_len: int) -> dict[str, SourceSize]:
@@ -264,23 +270,32 @@ def check_epochs(mixture: Mixture, plan: Plan) -> None:
         asked = int(plan.order.counts(plan.windows)[s])
         if asked <= cap:
             continue
-        length, ratio = plan.seq_len, Fraction(cap, asked)
-        single = len(plan.specs) == 1
-        share = (
-            f"a weight of {_floor(cap / plan.windows):.6g} of 1"
-            if single
-            else f"{_floor(float(ratio)):.6g} times its weights"
-        )
+        length = plan.seq_len
         already = f", of which {used * length:,} are used already" if used else ""
         problems.append(
             f"Mixture {mixture.name}: source {name!r} gives {asked * length:,} tokens in this run, "
             f"{(used + asked) / have:.4g} epochs of its {have * length:,} tokens{already}; max_epochs {cap_epochs:g} "
-            f"allows {cap * length:,}. Nearest that works: {share}, or with these weights a budget of "
-            f"{feasible_windows(plan, s, cap) * length:,} tokens, or max_epochs "
+            f"allows {cap * length:,}. Nearest that works: {_nearest_that_works(plan, s, asked, cap)}, or max_epochs "
             f"{-(-(used + asked) * 1000 // have) / 1000:g}."
         )
     if problems:
         raise MixtureError("\n".join(problems))
+
+
+def _nearest_that_works(plan: Plan, s: int, asked: int, cap: int) -> str:
+    """In words, what brings source s down from `asked` windows to `cap`."""
+    length = plan.seq_len
+    exact = sum(spec.exact[s] or 0 for spec in plan.specs if spec.exact is not None)
+    if exact:  # its weights in other phases stay as they are
+        left = max(0, cap - (asked - exact))
+        return (
+            f"{left * length:,} tokens or {_floor(left / plan.source_windows[s]):g} epochs of it where it asks for them"
+        )
+    if len(plan.specs) == 1:
+        share = f"a weight of {_floor(cap / plan.windows):.6g} of 1"
+    else:
+        share = f"{_floor(float(Fraction(cap, asked))):.6g} times its weights"
+    return f"{share}, or with these weights a budget of {feasible_windows(plan, s, cap) * length:,} tokens"
 
 
 def feasible_windows(plan: Plan, s: int, cap: int) -> int:

@@ -24,7 +24,10 @@ def register(app: typer.Typer) -> None:
     export.command(epilog="Example:  gristmill export documents out/demo/run --format hf --out out/demo/dataset")(
         documents
     )
-    app.command(epilog="Example:  gristmill trace 00000000-0000-0000-0000-000000000000 out/demo/run")(trace)
+    app.command(
+        epilog="Examples:  gristmill trace 00000000-0000-0000-0000-000000000000 out/demo/run;  "
+        "gristmill trace --train out/demo/run/ablation/blend-seed1 --step 12"
+    )(trace)
 
 
 def documents(
@@ -54,15 +57,34 @@ def documents(
 
 
 def trace(
-    doc_id: Annotated[str, typer.Argument(metavar="DOC_ID", help="A document's id, as `gristmill inspect` shows it.")],
-    run_folder: RunArgument,
+    doc_id: Annotated[
+        str | None, typer.Argument(metavar="[DOC_ID]", help="A document's id, as `gristmill inspect` shows it.")
+    ] = None,
+    run_folder: Annotated[str | None, typer.Argument(metavar="[RUN]", help="A run folder.")] = None,
+    train: Annotated[
+        str | None, typer.Option("--train", help="A training run: which documents a step of it saw.", metavar="RUN")
+    ] = None,
+    step: Annotated[int | None, typer.Option("--step", min=1, help="Of the training run, from 1.", metavar="N")] = None,
+    n: Annotated[int, typer.Option("-n", min=0, help="Documents of a step to print; 0 prints all.")] = 100,
     as_json: JsonOption = False,
 ) -> None:
-    """Say where a document came from, what each stage measured and decided, and where its tokens are."""
+    """Say where a document came from, what each stage measured and decided, and where its tokens are; or, with
+    --train and --step, which documents a training step saw."""
     from gristmill.pipelines import trace as tracing
     from gristmill.pipelines.open_run import open_run
     from gristmill.pipelines.tables import console
+    from gristmill.stages.settings_file import SettingsError
 
+    if (train is None) != (step is None) or (train is None) == (doc_id is None):
+        raise SettingsError("Give either DOC_ID and RUN, or --train RUN --step N.")
+    if train is not None and step is not None:
+        from gristmill.pipelines import trace_step
+
+        _, seen = trace_step.documents_of_step(train, step)
+        print(trace_step.as_json(seen)) if as_json else trace_step.render(seen, console(), n or len(seen))
+        return
+    if doc_id is None or run_folder is None:
+        raise SettingsError("Name the run that the document is of: gristmill trace DOC_ID RUN.")
     found = tracing.trace(open_run(run_folder), doc_id)
     if as_json:
         print(tracing.as_json(found))

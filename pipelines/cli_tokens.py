@@ -19,6 +19,7 @@ _EXAMPLES = {
     "tokenizer report": "gristmill tokenizer report mine.json out/demo/run --on out/demo/run",
     "tokens show": "gristmill tokens show out/demo/run/tokens --doc 0 --source docs",
     "tokens verify": "gristmill tokens verify out/demo/run/tokens",
+    "tokens measures": "gristmill tokens measures out/demo/run",
     "tokens export": "gristmill tokens export out/demo/run/tokens --format megatron --out out/megatron",
     "tokens import": "gristmill tokens import web=web_text_document.idx out/demo/run/tokens --tokenizer out/demo/run "
     "--eos '<|endoftext|>' --out out/all",
@@ -42,7 +43,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(tokenizer, name="tokenizer")
     app.add_typer(tokens, name="tokens")
     verbs = (("train", train), ("report", report), ("show", show), ("verify", verify), ("export", export))
-    for name, function in (*verbs, ("import", adopt)):
+    for name, function in (*verbs, ("import", adopt), ("measures", measures)):
         group = tokenizer if function in (train, report) else tokens
         whole = f"{'tokenizer' if group is tokenizer else 'tokens'} {name}"
         group.command(name, epilog=f"Example:  {_EXAMPLES[whole]}")(function)
@@ -180,6 +181,27 @@ def export(
         print(orjson.dumps({"format": kind, "files": written}, option=orjson.OPT_INDENT_2).decode())
     else:
         print("\n".join(written))
+
+
+def measures(
+    tokens: TokensArgument,
+    column: Annotated[
+        list[str] | None, typer.Option("--column", help="Only this one; may be given again. Default: all.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write what the run measured of each document beside its token shards, so that the folder can travel alone.
+
+    In the run itself `where:` of a mixture and `trace --train` find the measures without."""
+    from gristmill.pipelines.token_files import open_tokens
+    from gristmill.tokenize.measures import MEASURES, write_measures
+
+    folder = open_tokens(tokens)[0].folder
+    names = write_measures(folder, column or ())
+    if as_json:
+        print(orjson.dumps({"folder": str(folder / MEASURES), "columns": names}).decode())
+    else:
+        print(f"{folder / MEASURES}: {len(names):,} columns: {', '.join(names)}")
 
 
 def adopt(

@@ -2,16 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
 
+if TYPE_CHECKING:
+    from gristmill.mixtures.plan import Plan
+
+MixtureArgument = Annotated[str, typer.Argument(metavar="MIXTURE", help="A mixture file.")]
 TokensOption = Annotated[
     str, typer.Option("--tokens", help="Folder of token shards: `tokens` in a run.", metavar="DIR")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="For programs: JSON on standard output.")]
+
+
+SeqLenOption = Annotated[
+    int | None, typer.Option("--seq-len", min=1, help="Tokens that a window predicts. Default: the file's, else 2048.")
+]
+BudgetOption = Annotated[
+    int | None, typer.Option("--budget", min=1, help="Tokens of the whole run. Default: the file's.")
+]
+SeedOption = Annotated[int | None, typer.Option("--seed", help="Of the order of windows. Default: the file's, else 0.")]
+TrainOption = Annotated[
+    str | None,
+    typer.Option("--train", help="A file of training settings, for length, budget, seed and rates.", metavar="FILE"),
+]
+ContinueOption = Annotated[
+    str | None,
+    typer.Option("--continue-from", help="Training run or checkpoint: use nothing again of it.", metavar="RUN"),
+]
+PlanTokensOption = Annotated[
+    str | None,
+    typer.Option("--tokens", help="Folder of token shards: `tokens` in a run. Default: the file's.", metavar="DIR"),
+]
+_TOKENS = "--tokens out/demo/run/tokens --budget 1000000"
+_EXAMPLES = {
+    "plan": f"gristmill mixture plan mixtures/blend.yaml {_TOKENS}",
+    "plot": f"gristmill mixture plot mixtures/curriculum.yaml {_TOKENS} --out curriculum.html",
+    "diff": f"gristmill mixture diff mixtures/blend.yaml mixtures/curriculum.yaml {_TOKENS}",
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -23,33 +55,111 @@ def register(app: typer.Typer) -> None:
         epilog="Example:  gristmill mixture plan mixtures/blend.yaml --tokens out/demo/run/tokens --budget 1000000",
     )
     app.add_typer(mixture, name="mixture")
-    mixture.command(
-        "plan",
-        epilog="Example:  gristmill mixture plan mixtures/blend.yaml --tokens out/demo/run/tokens --budget 1000000",
-    )(plan)
+    for name, verb in (("plan", plan), ("plot", plot), ("diff", diff)):
+        mixture.command(name, epilog=f"Example:  {_EXAMPLES[name]}")(verb)
     app.command(epilog="Example:  gristmill train train.yaml --mixture mixtures/blend.yaml --tokens RUN/tokens")(train)
     app.command(epilog="Example:  gristmill ablate pipelines/recipes/ablation_demo.yaml --tokens out/demo/run/tokens")(
         ablate
     )
 
 
+def _compiled(
+    file: str,
+    tokens: str | None,
+    seq_len: int | None,
+    budget: int | None,
+    seed: int | None,
+    train: str | None = None,
+    continue_from: str | None = None,
+) -> tuple[Plan, Callable[[int], float] | None]:
+    """The plan of a mixture file, and with training settings the learning rate after so many windows."""
+    from gristmill.mixtures.consumption import Consumption
+    from gristmill.mixtures.mixture import Mixture
+
+    mixture = Mixture.load(file)
+    settings = None
+    if train is not None:
+        from gristmill.stages.settings_file import load
+        from gristmill.trainer.config import TrainConfig
+
+        settings = load(TrainConfig, train)
+        seq_len = settings.seq_len if seq_len is None else seq_len
+        budget = settings.total_tokens if budget is None else budget
+        seed = settings.seed if seed is None else seed
+    continue_from = continue_from or mixture.continue_from
+    books = None if continue_from is None else Consumption.read(continue_from)
+    if books is None and mixture.seq_len is None:
+        seq_len = seq_len or 2048
+    plan = mixture.plan(tokens, seq_len, budget, seed, books)
+    if settings is None:
+        return plan, None
+    from gristmill.trainer.feed import phases_of
+    from gristmill.trainer.optim import decay_start_of_phase, learning_rate
+
+    decay_from, windows = decay_start_of_phase(settings, phases_of(plan)), settings.batch_windows
+    return plan, lambda consumed: learning_rate(settings, consumed // windows, decay_from)
+
+
 def plan(
-    file: Annotated[str, typer.Argument(metavar="MIXTURE", help="A mixture file.")],
-    tokens: TokensOption,
-    seq_len: Annotated[int, typer.Option("--seq-len", min=1, help="Tokens that a window predicts.")] = 2048,
-    budget: Annotated[int | None, typer.Option("--budget", min=1, help="Tokens of the whole run.")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the order of windows.")] = 0,
+    file: MixtureArgument,
+    tokens: PlanTokensOption = None,
+    seq_len: SeqLenOption = None,
+    budget: BudgetOption = None,
+    seed: SeedOption = None,
+    train: TrainOption = None,
+    continue_from: ContinueOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compile a mixture to a plan: windows, tokens and epochs of each source and phase."""
-    from gristmill.mixtures.mixture import Mixture
-    from gristmill.tokenize.shards import TokenSet
-
-    compiled = Mixture.load(file).plan(TokenSet.open(tokens), seq_len=seq_len, budget_tokens=budget, seed=seed)
+    compiled, rate = _compiled(file, tokens, seq_len, budget, seed, train, continue_from)
     if as_json:
-        print(orjson.dumps(compiled.data(), option=orjson.OPT_INDENT_2).decode())
+        print(orjson.dumps(compiled.data(rate), option=orjson.OPT_INDENT_2).decode())
     else:
-        print(compiled.table(), end="")
+        print(compiled.table(rate), end="")
+
+
+def plot(
+    file: MixtureArgument,
+    tokens: PlanTokensOption = None,
+    seq_len: SeqLenOption = None,
+    budget: BudgetOption = None,
+    seed: SeedOption = None,
+    train: TrainOption = None,
+    continue_from: ContinueOption = None,
+    out: Annotated[
+        str | None, typer.Option("--out", help="HTML file to write. Default: the terminal.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Draw a mixture over the run: the share of each source, and the learning rate."""
+    from gristmill.pipelines.mixture_plot import page, show
+    from gristmill.pipelines.tables import console
+    from gristmill.stages.shards import publish_bytes
+
+    compiled, rate = _compiled(file, tokens, seq_len, budget, seed, train, continue_from)
+    if out is None:
+        show(compiled, console(), rate)
+    else:
+        publish_bytes(out, page(compiled, rate))
+        print(out)
+
+
+def diff(
+    a: Annotated[str, typer.Argument(metavar="A", help="A mixture file.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
+    tokens: PlanTokensOption = None,
+    seq_len: SeqLenOption = None,
+    budget: BudgetOption = None,
+    seed: SeedOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare two mixtures: what each source gives in one and the other, and how far they are the same run."""
+    from gristmill.mixtures.difference import difference_data, difference_table
+
+    plans = [_compiled(file, tokens, seq_len, budget, seed)[0] for file in (a, b)]
+    if as_json:
+        print(orjson.dumps(difference_data(*plans), option=orjson.OPT_INDENT_2).decode())
+    else:
+        print(difference_table(*plans), end="")
 
 
 def train(

@@ -368,6 +368,15 @@ class SourceTokens:
         for file in self._files:
             yield file.info, file.ids, file.index
 
+    def indexes(self) -> Iterator[tuple[Path, ShardInfo, DocumentIndex]]:
+        """(folder, what it is, its documents) of each shard that holds tokens; the ids are not opened."""
+        for file in self._files:
+            yield file.folder, file.info, file.index
+
+    def index(self, shard: int) -> DocumentIndex:
+        """The documents of one of `shards`, by its place in that list."""
+        return self._files[shard].index
+
     def _pieces(self, start: int, length: int) -> Iterator[tuple[_ShardFiles, int, int, int]]:
         """The parts of a range by shard: (files, first id in the shard, id after the last, position in the range)."""
         if start < 0 or length < 0 or start + length > self.tokens:

@@ -2,6 +2,7 @@
 
     checkpoints/step-00000200/__0_0.distcp ...   what each rank holds, by torch.distributed.checkpoint
     checkpoints/step-00000200/.metadata          its table of tensors
+    checkpoints/step-00000200/consumption.json   what was used of each source (`mixtures/consumption.py`)
     checkpoints/step-00000200/state.json         progress, and size and xxh3-128 of every file; written last
 
 A checkpoint is written into a folder of another name, which is renamed when all ranks are done. Tensors are stored by
@@ -14,9 +15,10 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -110,9 +112,18 @@ def _sync(path: Path) -> None:
 
 
 def save(
-    root: Path, model: Llama, optimizer: AdamW, progress: Progress, course: str, group: Group, keep_last: int
+    root: Path,
+    model: Llama,
+    optimizer: AdamW,
+    progress: Progress,
+    course: str,
+    group: Group,
+    keep_last: int,
+    extra: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Path:
     """Writes a checkpoint and removes older ones than the last `keep_last`. All ranks call it together.
+
+    extra: small files that go with it, by name; the leader's count.
 
     Raises OSError where the disk refuses (the folder is cleaned up; older checkpoints stay), TrainError where a
     parameter is not finite: such a checkpoint must never push a sound one out.
@@ -131,6 +142,8 @@ def save(
     group.gather(None)
     problem = ""
     try:
+        for name in extra if group.leads else ():
+            (work / name).write_bytes(extra[name])
         tensors = _tensors(model, optimizer)
         with _alone_is_fine():
             save_tensors(tensors, storage_writer=FileSystemWriter(work), no_dist=group.mesh is None)

@@ -40,12 +40,12 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-import numpy as np
 import orjson
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
+from gristmill.mixtures.consumption import CONSUMPTION_FILE
 from gristmill.mixtures.plan import MixtureError
 from gristmill.stages.settings_file import SettingsError
 from gristmill.stages.shards import publish_bytes
@@ -61,7 +61,7 @@ from gristmill.trainer.config import (
     TrainConfig,
     TrainError,
 )
-from gristmill.trainer.feed import Feed, open_feed
+from gristmill.trainer.feed import Feed, Windows, open_feed
 from gristmill.trainer.group import Group, join, shard
 from gristmill.trainer.metrics import METRICS_FILE, MetricsLog
 from gristmill.trainer.model import Llama, count_parameters, flops_per_token, initialise
@@ -165,7 +165,7 @@ class StopRequest:
 class Step:
     """What a step came to, the same on all ranks."""
 
-    loss: float  # mean nats a token over the whole batch
+    loss: float  # mean nats a target over the whole batch
     grad_norm: float  # before clipping
     penalty: float  # mean of log Z squared
     stop: bool
@@ -175,35 +175,39 @@ class Step:
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
 
-def backward(job: Job, ids: np.ndarray, documents: np.ndarray | None) -> Tensor:
+def backward(job: Job, windows: Windows) -> Tensor:
     """Gradients of this rank's windows -> (2,) float64: summed nats, summed z penalty.
 
-    ids (windows, seq_len + 1). The loss is the sum over this rank's tokens divided by the tokens of the whole batch:
-    exact whatever the ranks and micro-batches. FSDP averages gradients over ranks, so the loss is scaled back up.
+    The loss is the sum over this rank's targets divided by the targets of the whole batch: exact whatever the ranks
+    and micro-batches. FSDP averages gradients over ranks, so the loss is scaled back up.
     """
     config, group = job.config, job.group
-    micro = config.micro_windows or len(ids)
+    micro = config.micro_windows or len(windows.ids)
     sums = torch.zeros(2, dtype=torch.float64, device=group.device)
-    for start in range(0, len(ids), micro):
+    for start in range(0, len(windows.ids), micro):
         if isinstance(job.model, FSDPModule):
-            job.model.set_requires_gradient_sync(start + micro >= len(ids))
-        part = torch.from_numpy(ids[start : start + micro]).to(group.device)
-        owners = None if documents is None else torch.from_numpy(documents[start : start + micro]).to(group.device)
-        nll, penalty = job.model(part[:, :-1], part[:, 1:].contiguous(), owners, config.z_loss)
-        (nll * (group.world / config.tokens_per_step)).backward()
+            job.model.set_requires_gradient_sync(start + micro >= len(windows.ids))
+        part, targets, owners = (
+            None if array is None else torch.from_numpy(array[start : start + micro]).to(group.device)
+            for array in (windows.ids, windows.targets, windows.documents)
+        )
+        assert part is not None
+        assert targets is not None
+        nll, penalty = job.model(part[:, :-1], targets.contiguous(), owners, config.z_loss)
+        (nll * (group.world / max(windows.predicted, 1))).backward()
         sums += torch.stack([nll.detach(), penalty]).double()
     return sums
 
 
-def step(job: Job, ids: np.ndarray, documents: np.ndarray | None, stop: bool) -> Step:
+def step(job: Job, windows: Windows, stop: bool) -> Step:
     """Gradients of one batch, and the one sum over ranks that says what they are worth."""
-    sums = backward(job, ids, documents)
+    sums = backward(job, windows)
     tail = torch.tensor([float(stop)], dtype=torch.float64, device=sums.device)
     norm = squared_norm(job.optimizer.parameters.values()).to(sums.device)
     sums = job.group.sum(torch.cat([sums, norm[None], tail]))
     nll, penalty, squared, stops = sums.tolist()
-    tokens = job.config.tokens_per_step
-    return Step(nll / tokens, math.sqrt(squared) if squared >= 0 else math.nan, penalty / tokens, stops > 0)
+    targets = max(windows.predicted, 1)
+    return Step(nll / targets, math.sqrt(squared) if squared >= 0 else math.nan, penalty / targets, stops > 0)
 
 
 def update(job: Job, outcome: Step, lr: float) -> None:
@@ -233,13 +237,15 @@ def loop(job: Job) -> bool:
     with StopRequest().listening() as stop, recording(job) as record:
         while progress.step < config.total_steps:
             began = time.perf_counter()
-            ids, documents = next(batches)
-            outcome = step(job, ids, documents, bool(stop))
+            windows = next(batches)
+            outcome = step(job, windows, bool(stop))
             lr = learning_rate(config, progress.step, job.decay_from)
             update(job, outcome, lr)
             progress.step += 1
             progress.windows += config.batch_windows
             line = _line(job, outcome, lr, time.perf_counter() - began)
+            if job.feed.packed:
+                line["padding_share"] = round(1 - windows.predicted / config.tokens_per_step, 6)
             last = progress.step == config.total_steps
             if _due(config.eval_every, progress.step) and not last:
                 scores = score(job.model, job.tokens, config, group, progress.step)
@@ -276,7 +282,14 @@ def save(job: Job, must: bool) -> None:
     """Saves a checkpoint. Where the disk refuses, training goes on without, unless this one is needed."""
     try:
         checkpoint.save(
-            job.checkpoints, job.model, job.optimizer, job.progress, job.feed.course, job.group, job.config.keep_last
+            job.checkpoints,
+            job.model,
+            job.optimizer,
+            job.progress,
+            job.feed.course,
+            job.group,
+            job.config.keep_last,
+            {CONSUMPTION_FILE: job.feed.books(job.progress.windows).encoded()},
         )
     except OSError as error:
         if must:
@@ -326,6 +339,8 @@ def finish(job: Job, seconds: float) -> None:
         "sources": job.feed.consumed(job.progress.windows),
         "bits_per_byte": scores.bits_per_byte,
     }
+    if job.feed.packed:
+        done["padding_share"] = job.feed.padding_share(job.progress.windows)
     publish_bytes(str(job.out / DONE_FILE), orjson.dumps(done, option=orjson.OPT_INDENT_2))
 
 

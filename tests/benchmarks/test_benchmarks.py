@@ -24,7 +24,7 @@ TINY = {
     "decontaminate": "--mb 0.05 --peer-mb 0.02 --rounds 1 --ngrams 2000",
     "models": "--mb 0.03 --rounds 1 --order 2 --prune 0 --buckets 1000",
     "tokens": "--mb 0.05 --vocab 400 --rounds 1 --skip datatrove",
-    "loader": "--mb 1 --windows 256 --rounds 1 --skip torch datatrove",
+    "loader": "--mb 1 --windows 256 --rounds 1 --documents 4000 --skip torch datatrove",
     "train": "--shape 1m --dtype float32 --threads 1 --batch 1 --seq-len 32 --steps 1 --rounds 1",
 }
 FIGURES = {  # name -> the peers that must be beside it
@@ -63,7 +63,12 @@ FIGURES = {  # name -> the peers that must be beside it
         "tokens.shards": {None},
         "tokens.train": {"tokenizers"},
     },
-    "loader": {"loader.warm": {"nanoGPT"}, "loader.cold": {"nanoGPT"}, "loader.start_ms": {None}},
+    "loader": {
+        "loader.warm": {"nanoGPT"},
+        "loader.cold": {"nanoGPT"},
+        "loader.start_ms": {None},
+        "order.start_ms": set(),
+    },
     "train": {"train.1m": {"torch"}, "train.overhead": {None}, "train.share_of_matrix_limit": {None}},
 }
 

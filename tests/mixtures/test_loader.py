@@ -53,6 +53,17 @@ def test_documents_are_numbered_from_stored_boundaries(make_tokens: Callable[...
     assert by_window[0].tokens[0, -1] == by_window[1].tokens[0, 0]
 
 
+@pytest.mark.parametrize("seq_len", [5, 16, 120])
+def test_documents_are_those_of_the_starts(tokens: Any, seq_len: int) -> None:
+    plan = plan_of(tokens, windows=60 if seq_len < 100 else 10, seq_len=seq_len)
+    for batch in plan.loader(batch_windows=12):
+        for row, starts in zip(batch.documents, batch.starts, strict=True):
+            rises = np.flatnonzero(np.diff(row)) + 1
+            assert row[0] == 0
+            assert rises.tolist() == [s for s in starts.tolist() if s > 0]
+            assert set(np.diff(row)) <= {0, 1}
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
 @pytest.mark.parametrize("batch_windows", [1, 5, 16, 100, 130])
 def test_every_world_size_and_split_gives_the_same_order(tokens: Any, world_size: int, batch_windows: int) -> None:

@@ -7,6 +7,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -67,6 +70,44 @@ def test_the_other_examples_plan_at_their_size(name: str, budget: int | None, sh
     plan = Mixture.load(EXAMPLES / f"{name}.yaml").plan(LARGE, 2048, budget, seed=1)
     weights = {row.source: row.weight for row in plan.totals()}
     assert {source: weights[source] for source in shares} == pytest.approx(shares, abs=1e-6)
+
+
+def test_the_quality_curriculum_plans_on_scored_documents(make_tokens: Callable[..., Any]) -> None:
+    tokens = make_tokens({"web": [[50] * 400, [80] * 200]})
+    rng = np.random.default_rng(1)
+    scores = [np.sort(rng.random(n)) for n in (400, 200)]
+    for shard, values in enumerate(scores):
+        path = tokens.folder.parent / f"03-minhash/kept/part-{shard:05}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        ids = [f"web-{shard}-{i}" for i in range(len(values))]
+        pq.write_table(pa.table({"doc_id": ids, "classifier.score": values}), path)
+    plan = Mixture.load(EXAMPLES / "quality_curriculum.yaml").plan(tokens, 64, 14_400, seed=1)
+    # The mean score of what a stretch of the run sees rises, by the documents themselves.
+    means = []
+    for begin in range(0, plan.windows, plan.windows // 5):
+        seen = []
+        for position in range(begin, min(begin + plan.windows // 5, plan.windows)):
+            name, _, window = plan.locate(position)
+            _, shard, row = plan.tokens.sources[name].document_at(window * 64)
+            seen.append(scores[int(shard[-5:])][row])
+        means.append(np.mean(seen))
+    assert means[0] < 0.5 < 0.7 < means[-1]
+    assert means[1:] == sorted(means[1:])
+
+
+def test_a_mixture_that_says_everything_needs_no_arguments(tokens: Any, tmp_path: Path) -> None:
+    settings = f"tokens: {tokens.folder}\nseq_len: 16\nbudget_tokens: 800\nseed: 4\n"
+    mixture = mixture_of(f"name: m\nsources: {{docs: 1}}\n{settings}", tmp_path)
+    plan = mixture.plan()
+    assert (plan.windows, plan.seq_len, plan.seed) == (50, 16, 4)
+    assert [b.tokens.shape for b in mixture.plan().loader(1, 2, 10)] == [(5, 17)] * 5
+    assert mixture.plan(seq_len=8, budget_tokens=80, seed=5).windows == 10
+    same = Mixture(name="m", sources={"docs": 1})
+    assert same.plan(tokens, 16, 800, 4).hash == plan.hash
+    assert same.plan({"docs": 1000}, 16, 800).seed == 0
+    for arguments, missing in (((), "tokens"), ((tokens,), "seq_len")):
+        with pytest.raises(MixtureError, match=rf"does not say `{missing}`\. Give it to plan\({missing}=\.\.\.\)"):
+            same.plan(*arguments)
 
 
 def test_every_mixture_in_the_folder_is_tested() -> None:
@@ -219,6 +260,19 @@ def test_continue_from_avoids_what_was_used() -> None:
         Mixture(name="f", sources={"b": 1}).plan(sizes, 10, 10, seed=6, continue_from=used)
 
 
+def test_length_and_seed_of_the_run_to_continue_from_are_taken_over(tmp_path: Path) -> None:
+    sizes = {"a": 1001, "b": 501}
+    trunk = Mixture(name="trunk", sources={"a": 0.5, "b": 0.5}).plan(sizes, 10, 600, seed=5)
+    (tmp_path / "books.json").write_bytes(Consumption.after(trunk, 40).encoded())
+    fork = Mixture(name="f", sources={"a": 1}, continue_from=str(tmp_path / "books.json")).plan(
+        sizes, budget_tokens=200
+    )
+    assert (fork.seq_len, fork.seed, fork.used) == (10, 5, {"a": 20, "b": 20})
+    (tmp_path / "books.json").write_text("{}")
+    with pytest.raises(MixtureError, match=r"books\.json: not a record of what a run has used"):
+        Mixture(name="f", sources={"a": 1}, continue_from=str(tmp_path / "books.json")).plan(sizes, 10, 100)
+
+
 def test_a_used_source_is_kept_in_the_books_of_a_fork_that_leaves_it_out() -> None:
     sizes = {"a": 1001, "b": 501}
     trunk = Mixture(name="trunk", sources={"a": 0.5, "b": 0.5}).plan(sizes, 10, 400)
@@ -281,6 +335,25 @@ def test_too_many_epochs_are_refused_with_both_numbers_and_what_would_do() -> No
     Mixture(name="m", sources={"a": 0.8, "b": {"weight": 0.2, "max_epochs": 2}}).plan(
         {"a": 100_001, "b": 1001}, 10, 10_000
     )
+
+
+def test_an_exact_wish_that_is_too_much_is_told_what_to_ask_for() -> None:
+    sizes = {"a": 10_001, "b": 100_001}
+    phases = [{"name": "x", "share": 0.5, "weights": {"a": 0.1, "b": 0.9}}, {"name": "y", "share": 0.5}]
+    for wish, again in (({"epochs": 3.5}, {"epochs": 3}), ({"tokens": 35_000}, {"tokens": 30_000})):
+        phases[1]["weights"] = {"a": wish, "b": 1}
+        mixture = Mixture.model_validate({"name": "m", "sources": {"a": {}, "b": {}}, "phases": phases})
+        with pytest.raises(MixtureError) as caught:
+            mixture.plan(sizes, 10, 200_000)
+        # 10,000 by its weight in x, 35,000 in y; four epochs are 40,000.
+        assert "Nearest that works: 30,000 tokens or 3 epochs of it where it asks for them, or max_epochs 4.5." in str(
+            caught.value
+        )
+        phases[1]["weights"] = {"a": again, "b": 1}
+        plan = Mixture.model_validate({"name": "m", "sources": {"a": {}, "b": {}}, "phases": phases}).plan(
+            sizes, 10, 200_000
+        )
+        assert plan.counts(plan.windows)["a"] == 4000
 
 
 @given(

@@ -13,7 +13,13 @@ from gristmill.mixtures.plan import Plan
 torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader  # noqa: E402
 
-from gristmill.mixtures.torch_loader import IGNORED, BatchStream, WindowDataset, hugging_face_batch  # noqa: E402
+from gristmill.mixtures.torch_loader import (  # noqa: E402
+    IGNORED,
+    BatchStream,
+    StatefulBatches,
+    WindowDataset,
+    hugging_face_batch,
+)
 
 
 @pytest.fixture
@@ -42,6 +48,24 @@ def test_targets_stop_at_documents(plan: Plan) -> None:
         assert (same == (tokens[:, :-1] != 0)).all()
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_state_is_one_integer_for_any_world_size(plan: Plan, workers: int) -> None:
+    whole = np.concatenate([b.tokens for b in plan.loader(batch_windows=10)])
+    first = StatefulBatches(plan, 0, 1, 10, num_workers=workers)
+    steps = iter(first)
+    for _ in range(2):
+        inputs, labels = next(steps)
+    assert (inputs["input"].numpy() == whole[10:20, :-1]).all()
+    assert (labels[labels != IGNORED].numpy() == whole[10:20, 1:][(labels != IGNORED).numpy()]).all()
+    assert first.state_dict() == {"next_window": 20}
+    ranks = [StatefulBatches(plan, rank, 3, 6, num_workers=workers) for rank in range(3)]
+    for rank in ranks:
+        rank.load_state_dict(first.state_dict())
+    rest = [inputs["input"].numpy() for step in zip(*ranks, strict=True) for inputs, _ in step]
+    assert (np.concatenate(rest) == whole[20:, :-1]).all()
+    assert {rank.state_dict()["next_window"] for rank in ranks} == {50}
+
+
 def test_map_style_is_random_access(plan: Plan) -> None:
     data = WindowDataset(plan)
     whole = np.concatenate([b.tokens for b in plan.loader(batch_windows=10)])
@@ -55,7 +79,7 @@ def test_map_style_is_random_access(plan: Plan) -> None:
 
 
 def test_hugging_face_trainer_trains_on_the_plan_in_order(plan: Plan, tmp_path: Any) -> None:
-    transformers = pytest.importorskip("transformers")
+    import transformers
     from torch.utils.data import SequentialSampler
 
     seen: list[int] = []

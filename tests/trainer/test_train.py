@@ -35,10 +35,10 @@ def stop_at(monkeypatch, step):
     """SIGTERM to this process while the given step is on."""
     real = train.step
 
-    def stopping(job, ids, documents, stop):
+    def stopping(job, windows, stop):
         if job.progress.step == step - 1:
             os.kill(os.getpid(), signal.SIGTERM)
-        return real(job, ids, documents, stop)
+        return real(job, windows, stop)
 
     monkeypatch.setattr(train, "step", stopping)
 
@@ -129,8 +129,8 @@ def poison(monkeypatch, steps):
     """Gradients that are no number in the given steps."""
     real = train.backward
 
-    def poisoned(job, ids, documents):
-        sums = real(job, ids, documents)
+    def poisoned(job, windows):
+        sums = real(job, windows)
         if job.progress.step + 1 in steps:
             job.model.norm.weight.grad[0] = math.nan
         return sums
@@ -225,7 +225,8 @@ def test_evaluation_on_the_way_and_masked_documents(tmp_path, make_run):
 def test_the_mask_follows_stored_boundaries(tmp_path, make_run):
     run = make_run(tmp_path / "run", mask_documents=True)
     job = train.prepare(run, ALONE)
-    ids, documents = next(job.feed.batches(0, 1, 0))
+    windows = next(job.feed.batches(0, 1, 0))
+    ids, documents = windows.ids, windows.documents
     assert ids.shape == (8, 33)
     assert documents.shape == (8, 32)
     ends = ids[:, :-1] == job.tokens.eos_id
