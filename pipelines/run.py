@@ -152,16 +152,34 @@ def _run(recipe: Recipe, out: str, options: Options, display: Display, lock: Run
         timeout_s=options.timeout_s,
         out=out,
     )
-    with opened as engine, Beacon(out, engine) as beacon:
+    with opened as engine:
         if engine.dashboard:
             display.say(f"{engine.workers} workers; dashboard {engine.dashboard}")
-        runner = _Runner(plan, out, engine, display, outcome, beacon, lock, retry_failed=options.retry_failed)
-        runner.segments()
-        runner.tokens()
-        runner.end()
+        _work_through(plan, out, engine, display, outcome, lock, retry_failed=options.retry_failed)
     if engine.cut_short:
         remove_leftovers(out)
     return outcome
+
+
+def work_through(plan: Plan, out: str, engine: Engine, display: Display) -> Outcome:
+    """Everything of a plan, in a folder of its own and on a given engine: what `gristmill plan` does with a sample.
+
+    Raises RunError when pieces were given up.
+    """
+    outcome = Outcome(out)
+    with RunLock(out) as lock, storage_faults(out):
+        _work_through(plan, out, engine, display, outcome, lock, retry_failed=False)
+    return outcome
+
+
+def _work_through(
+    plan: Plan, out: str, engine: Engine, display: Display, outcome: Outcome, lock: RunLock, *, retry_failed: bool
+) -> None:
+    with Beacon(out, engine) as beacon:
+        runner = _Runner(plan, out, engine, display, outcome, beacon, lock, retry_failed=retry_failed)
+        runner.segments()
+        runner.tokens()
+        runner.end()
 
 
 def prepare(recipe: Recipe, out: str, *, refresh_inputs: bool = False) -> Plan:
