@@ -39,7 +39,7 @@ DUMP_FILES = 90_000
 DUMP_BYTES = {"warc": 90e12, "wet": 90e12 * 4.54 / 28.94}
 # CPU seconds of clustering, a million documents and band (docs/scale.md: 1.1 with 14 bands).
 CLUSTER_S = 1.1 / 14
-SERIAL = {"run_cluster", "run_train", "run_tokenizer", "run_tokenizer_report"}
+SERIAL = {"run_cluster", "run_train", "run_tokenizer", "run_tokenizer_report", "put_together"}
 
 
 @dataclass(frozen=True)
@@ -211,6 +211,7 @@ def _name(one: _Took) -> str:
         "run_tokenizer": lambda _: "tokenizer",
         "run_tokenizer_report": lambda _: "tokenizer report",
         "sign_held_out": lambda _: "held-out documents",
+        "put_together": lambda _: "held-out documents, together",
         "find_near": lambda _: "near held-out documents",
         "run_tokens": lambda _: "token shards",
     }
@@ -269,6 +270,9 @@ def _serial(plan: Plan, name: str, group: Sequence[_Took], grow: float) -> Seria
         return _clustering(name, group, grow)
     if one.function == "run_tokenizer_report":
         return Serial(name, cpu, wall, peak, 0.0, "a sample of the documents: as measured")
+    if one.function == "put_together":
+        size = (Path(one.order.out) / "tokens/near/held.arrow").stat().st_size
+        return Serial(name, cpu * grow, wall * grow, peak, size * grow, "documents held out")
     settings = one.order.settings
     limit = _limit(settings, one.function)
     read = _kept_bytes(one, plan)
