@@ -66,7 +66,10 @@ FIGURES = {  # name -> the peers that must be beside it
         "tokens.train": {"tokenizers"},
     },
     "loader": {"loader.warm": {"nanoGPT"}, "loader.cold": {"nanoGPT"}, "loader.start_ms": {None}},
-    "end_to_end": {f"end_to_end.{name}": {None} for name in ("whole", "after_extract", "two_workers", "eight_workers")},
+    "end_to_end": {
+        f"end_to_end.{name}": {None}
+        for name in ("whole", "after_extract", "after_extract_english", "two_workers", "eight_workers")
+    },
     "train": {"train.1m": {"torch"}, "train.overhead": {None}, "train.share_of_matrix_limit": {None}},
 }
 
