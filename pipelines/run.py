@@ -161,7 +161,8 @@ def _run(recipe: Recipe, out: str, options: Options, display: Display, lock: Run
         if engine.dashboard:
             display.say(f"{engine.workers} workers; dashboard {engine.dashboard}")
         _work_through(plan, out, engine, display, outcome, lock, retry_failed=options.retry_failed)
-    if engine.cut_short:
+    # A scheduler of the user's own hands the work of a worker that died to another and tells nobody.
+    if engine.cut_short or options.scheduler is not None:
         remove_leftovers(out)
     return outcome
 
