@@ -337,11 +337,12 @@ def warmup() -> None:
 
 
 def _add_verbs() -> None:
-    from gristmill.pipelines import cli_documents, cli_download, cli_models, cli_tokens, cli_training
+    from gristmill.pipelines import cli_documents, cli_download, cli_models, cli_plan, cli_tokens, cli_training
 
     cli_documents.register(app)
     cli_download.register(app)
     cli_models.register(app)
+    cli_plan.register(app)
     cli_tokens.register(app)
     cli_training.register(app)
 
@@ -377,6 +378,7 @@ def _exit_code(error: Exception) -> int | None:
     names: dict[str, Any] = sys.modules
     for module, name, is_asked in (
         ("gristmill.pipelines.downloads", "InputError", True),
+        ("gristmill.pipelines.forecast_sample", "SampleError", True),
         ("gristmill.pipelines.open_run", "RunError", True),
         ("gristmill.pipelines.engine", "EngineError", False),
         ("gristmill.pipelines.lock", "LockError", False),

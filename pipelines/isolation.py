@@ -105,6 +105,11 @@ class _Alarm:
                 faulthandler.cancel_dump_traceback_later()
 
 
+def in_own_child() -> bool:
+    """True in a child process that a worker began for one piece that kills."""
+    return isinstance(WATCH.get(), _Notes)
+
+
 def watched(function: Callable[[Any], Any], order: Any, timeout_s: float) -> Any:
     """The function on the order, in a process that ends when a step takes longer than `timeout_s`."""
     with _Alarm(timeout_s) as alarm:

@@ -8,6 +8,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -238,10 +239,19 @@ def _without_near(batch: Batch, near: pa.Array, holdout_share: float, account: S
 
 
 def remove_pieces(folder: str, name: str) -> None:
-    """Removes the token shards of an earlier attempt, which may have been more of them."""
+    """Removes the token shards of an earlier attempt, which may have been more of them.
+
+    They are asked for by name: to list a folder of a hundred thousand parts for each of them takes hours. The last one
+    goes first, so that a kill in between leaves no gap that would hide those behind it.
+    """
     fs, inner = filesystem(folder)
-    for path in fs.glob(f"{inner}/{name}.*") + fs.glob(f"{inner}/{name}-*"):
-        fs.rm(path)
+    pieces = [name]
+    while any(fs.exists(f"{inner}/{name}-{len(pieces):03d}.{ending}") for ending in ("bin", "idx")):
+        pieces.append(f"{name}-{len(pieces):03d}")
+    for piece in reversed(pieces):
+        for ending in ("bin", "idx"):
+            with suppress(FileNotFoundError):
+                fs.rm_file(f"{inner}/{piece}.{ending}")
 
 
 def holdout_name(shard: Shard) -> str:

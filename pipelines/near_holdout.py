@@ -6,6 +6,7 @@ true Jaccard similarity, of sets of 5-word shingles, is at least `near_holdout_s
 that stands inside a much longer one is not near to it in this sense.
 
     tokens/near/held/part-00000.arrow     signatures of a shard's held-out documents, with a card beside it
+    tokens/near/held.arrow                those of all shards, with a card beside it
     tokens/near/found/part-00000.json     what a shard has that is near to any of them
     tokens/holdout_report.json            the sum, with examples
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -45,9 +47,18 @@ class NearOrder:
     key: str
     upstream: str
     shard: Shard
-    shards: tuple[Shard, ...]
     holdout_share: float
     similarity: float
+    together: str = ""  # key of the signatures of all shards
+
+
+@dataclass(frozen=True)
+class TogetherOrder:
+    """Put the signatures of the held-out documents of all shards into one file."""
+
+    out: str
+    key: str
+    shards: tuple[Shard, ...]
 
 
 def held_card(out: str, shard: Shard) -> str:
@@ -56,6 +67,10 @@ def held_card(out: str, shard: Shard) -> str:
 
 def found_card(out: str, shard: Shard) -> str:
     return join(out, FOUND, f"{shard.part}.json")
+
+
+def together_card(out: str) -> str:
+    return join(out, f"{HELD}.json")
 
 
 def _stage() -> MinHash:
@@ -77,6 +92,31 @@ def sign_held_out(order: NearOrder) -> dict[str, Any]:
     return card
 
 
+def put_together(order: TogetherOrder) -> dict[str, Any]:
+    """The signatures of all shards in one file, which every shard is compared with -> card: documents.
+
+    One file, because a hundred thousand shards would each open a hundred thousand.
+    """
+    withdraw(together_card(order.out))
+    documents = 0
+    with publish(join(order.out, f"{HELD}.arrow")) as file:
+        schema = _slim(_stage().sign(_no_documents())).schema
+        with pa.ipc.new_file(file, schema) as writer:
+            for shard in order.shards:
+                table = _read(join(order.out, HELD, f"{shard.part}.arrow"))
+                writer.write_table(table)
+                documents += table.num_rows
+    card = {"key": order.key, "documents": documents}
+    publish_bytes(together_card(order.out), orjson.dumps(card))
+    return card
+
+
+@lru_cache(maxsize=1)  # of a worker, for the shards of one run
+def _held(path: str, key: str) -> _Held:
+    """key: what tells one state of the file from another."""
+    return _Held(_read(path))
+
+
 def find_near(order: NearOrder) -> dict[str, Any]:
     """Compares the training documents of a shard with all held-out ones -> card: documents, near.
 
@@ -84,7 +124,7 @@ def find_near(order: NearOrder) -> dict[str, Any]:
     """
     path = found_card(order.out, order.shard)
     withdraw(path)
-    held = _Held([_read(join(order.out, HELD, f"{shard.part}.arrow")) for shard in order.shards])
+    held = _held(join(order.out, f"{HELD}.arrow"), order.together)
     stage, documents = _stage(), 0
     near: list[dict[str, Any]] = []
     for batch in _documents(order, held_out=False):
@@ -137,8 +177,8 @@ def warning(report: Mapping[str, Any]) -> str | None:
 class _Held:
     """The held-out documents of all shards, looked up by the keys of their bands."""
 
-    def __init__(self, tables: Sequence[pa.Table]) -> None:
-        table = pa.concat_tables(tables).combine_chunks()
+    def __init__(self, table: pa.Table) -> None:
+        table = table.combine_chunks()
         table = table.filter(pa.array(table["shingles"].to_numpy() > 0))
         self.doc_id, self.source = table["doc_id"], table["source"]
         self.sets = table["shingle_set"]

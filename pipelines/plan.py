@@ -21,12 +21,22 @@ from gristmill.stages.shards import Shard, exists, filesystem
 from gristmill.stages.stores import stamp_of
 
 NEAR_VERSION = 1  # raise it when other documents count as near to held-out ones
+ELSEWHERE = {"index", "path"}  # of a shard, that say where it lies and not what it is
 FORMAT = 2  # raise it when the files of a run change their form
 
 
 def hash_of(*parts: Any) -> str:
     """32 hex digits of the canonical JSON of the parts."""
     return xxhash.xxh3_128_hexdigest(orjson.dumps([FORMAT, *parts], option=orjson.OPT_SORT_KEYS))
+
+
+def _canonical(part: Any) -> bytes:
+    return orjson.dumps(part, option=orjson.OPT_SORT_KEYS)
+
+
+def _hash_of_canonical(*parts: bytes) -> str:
+    """`hash_of` of parts that are JSON already: what a million shards share is written once."""
+    return xxhash.xxh3_128_hexdigest(b"[" + b",".join((b"%d" % FORMAT, *parts)) + b"]")
 
 
 @dataclass(frozen=True)
@@ -65,7 +75,8 @@ class Plan:
 def make_plan(recipe: Recipe, shards: Sequence[Shard]) -> Plan:
     """Recipe and listing -> every piece with its key."""
     limits = (recipe.max_chars, recipe.sample_per_reason, recipe.removals_share)
-    keys = [hash_of("read", shard.model_dump(exclude={"index", "path"}), *limits) for shard in shards]
+    read, shared = _canonical("read"), [_canonical(limit) for limit in limits]
+    keys = [_hash_of_canonical(read, _canonical(shard.model_dump(exclude=ELSEWHERE)), *shared) for shard in shards]
     model_keys: dict[str, str] = {}
     plans: list[SegmentPlan] = []
     for segment in segments(recipe):
@@ -76,10 +87,16 @@ def make_plan(recipe: Recipe, shards: Sequence[Shard]) -> Plan:
         }
         model_keys |= trained
         sign, cluster, deciding = _gate_keys(recipe, segment, shards, keys, model_keys)
+        # By source, once: the files that stages read are looked at in the storage, and there may be a million shards.
+        identities = {
+            source: _canonical([_identity(recipe, use, model_keys) for use in segment.uses if use.applies(source)])
+            for source in recipe.sources
+        }
+        none, decided = _canonical(None), _canonical(cluster)
         passed = []
         for shard, key in zip(shards, keys, strict=True):
-            identities = [_identity(recipe, use, model_keys) for use in segment.uses if use.applies(shard.source)]
-            passed.append(hash_of(key, cluster if shard.index in sign else None, identities))
+            decisions = decided if shard.index in sign else none
+            passed.append(_hash_of_canonical(_canonical(key), decisions, identities[shard.source]))
         keys = passed
         plans.append(SegmentPlan(segment, trained, sign, cluster, deciding, tuple(keys)))
     if recipe.tokenizer is None:
@@ -91,9 +108,13 @@ def make_plan(recipe: Recipe, shards: Sequence[Shard]) -> Plan:
     near: list[str] = []
     if recipe.tokens.holdout_share > 0:
         held_out = [hash_of("held out", NEAR_VERSION, recipe.tokens.holdout_share, key) for key in keys]
-        near = [hash_of("near", similarity, held_out, key) for key in keys]
+        together = held_out_key(held_out)
+        near = [hash_of("near", similarity, together, key) for key in keys]
     found = near if drop and near else [""] * len(keys)
-    tokens = [hash_of("tokens", tokenizer, settings, key, other) for key, other in zip(keys, found, strict=True)]
+    head = (_canonical("tokens"), _canonical(tokenizer), _canonical(settings))
+    tokens = [
+        _hash_of_canonical(*head, _canonical(key), _canonical(other)) for key, other in zip(keys, found, strict=True)
+    ]
     scattered: list[str] = []
     if recipe.tokens.shuffle == "documents":
         scattered, tokens = tokens, _gathered(shards, tokens)
@@ -107,12 +128,18 @@ def _gathered(shards: Sequence[Shard], scattered: Sequence[str]) -> list[str]:
     parts: dict[str, list[str]] = {}
     for shard, key in zip(shards, scattered, strict=True):
         parts.setdefault(shard.source, []).append(key)
+    whole = {source: hash_of("gathered from", keys) for source, keys in parts.items()}
     at = dict.fromkeys(parts, -1)
     keys = []
     for shard in shards:
         at[shard.source] += 1
-        keys.append(hash_of("gathered", parts[shard.source], at[shard.source]))
+        keys.append(hash_of("gathered", whole[shard.source], at[shard.source]))
     return keys
+
+
+def held_out_key(held_out: Sequence[str]) -> str:
+    """Of the signatures of the held-out documents of all shards."""
+    return hash_of("held out of all", list(held_out))
 
 
 def _settings(recipe: Recipe, use: StageUse, model_keys: dict[str, str]) -> dict[str, Any]:
@@ -172,6 +199,8 @@ def _gate_keys(
     last = set(getattr(gate.stage, "after_clustering", ()))
     name = [gate.key, gate.stage.version]
     signing = [*name, {k: v for k, v in settings.items() if k not in later}, _model_files(recipe, gate.stage)]
-    sign = {s.index: hash_of("sign", signing, keys[s.index]) for s in shards if gate.applies(s.source)}
+    head = (_canonical("sign"), _canonical(signing))
+    signed = [s.index for s in shards if gate.applies(s.source)]
+    sign = {index: _hash_of_canonical(*head, _canonical(keys[index])) for index in signed}
     how = ([*name, {k: v for k, v in settings.items() if k not in last}], _foreign_files(recipe, gate.stage))
     return sign, hash_of("cluster", *how, sorted(sign.items())), hash_of("deciding", *how)

@@ -19,6 +19,7 @@ from ruamel.yaml import YAML
 
 from gristmill.pipelines import downloads, poison, work
 from gristmill.pipelines.beacon import Beacon
+from gristmill.pipelines.bundles import run_all
 from gristmill.pipelines.done import (
     card_key,
     drop_signatures,
@@ -40,14 +41,17 @@ from gristmill.pipelines.near_holdout import (
     HOLDOUT_REPORT,
     NEAR,
     NearOrder,
+    TogetherOrder,
     find_near,
     found_card,
     held_card,
+    put_together,
     sign_held_out,
+    together_card,
     warning,
     write_holdout_report,
 )
-from gristmill.pipelines.plan import Plan, SegmentPlan, make_plan
+from gristmill.pipelines.plan import Plan, SegmentPlan, held_out_key, make_plan
 from gristmill.pipelines.progress import Display
 from gristmill.pipelines.recipe import Recipe, StageUse, check, kept_schema, model_of
 from gristmill.pipelines.shuffled_tokens import (
@@ -162,16 +166,35 @@ def _run(recipe: Recipe, out: str, options: Options, display: Display, lock: Run
         timeout_s=options.timeout_s,
         out=out,
     )
-    with opened as engine, Beacon(out, engine) as beacon:
+    with opened as engine:
         if engine.dashboard:
             display.say(f"{engine.workers} workers; dashboard {engine.dashboard}")
-        runner = _Runner(plan, out, engine, display, outcome, beacon, lock, retry_failed=options.retry_failed)
+        _work_through(plan, out, engine, display, outcome, lock, retry_failed=options.retry_failed)
+    # A scheduler of the user's own hands the work of a worker that died to another and tells nobody.
+    if engine.cut_short or options.scheduler is not None:
+        remove_leftovers(out)
+    return outcome
+
+
+def work_through(plan: Plan, out: str, engine: Engine, display: Display) -> Outcome:
+    """Everything of a plan, in a folder of its own and on a given engine: what `gristmill plan` does with a sample.
+
+    Raises RunError when pieces were given up.
+    """
+    outcome = Outcome(out)
+    with RunLock(out) as lock, storage_faults(out):
+        _work_through(plan, out, engine, display, outcome, lock, retry_failed=False)
+    return outcome
+
+
+def _work_through(
+    plan: Plan, out: str, engine: Engine, display: Display, outcome: Outcome, lock: RunLock, *, retry_failed: bool
+) -> None:
+    with Beacon(out, engine) as beacon:
+        runner = _Runner(plan, out, engine, display, outcome, beacon, lock, retry_failed=retry_failed)
         runner.segments()
         runner.tokens()
         runner.end()
-    if engine.cut_short:
-        remove_leftovers(out)
-    return outcome
 
 
 def prepare(recipe: Recipe, out: str, *, refresh_inputs: bool = False) -> Plan:
@@ -263,7 +286,9 @@ class _Runner:
         if not orders:
             return
         with self.display.phase(name, len(orders)) as phase:
-            self.beacon.show(phase, labels)
+
+            def show(positions: Sequence[int]) -> None:
+                self.beacon.show(phase, [labels[position] for position in positions])
 
             def done(position: int, result: Any) -> None:
                 self.lock.check()
@@ -275,7 +300,8 @@ class _Runner:
                 if hasattr(orders[position], "shard"):
                     self.missing.done(orders[position].shard, _folder(orders[position]))
 
-            failures: list[Failure] = sorted(self.engine.run(function, orders, done, care), key=lambda f: f.position)
+            found: list[Failure] = run_all(self.engine, function, orders, done, care, show)
+            failures = sorted(found, key=lambda failure: failure.position)
         for failure in failures:
             if failure.kind == "storage":
                 raise RunError(storage_message(self.out, f"{labels[failure.position]}: {failure.error}"))
@@ -494,6 +520,7 @@ class _Runner:
     def _near_holdout(self, folder: str) -> None:
         """Signs held-out documents, finds what is near to them, and says so in tokens/holdout_report.json."""
         plan, settings = self.plan, self.plan.recipe.tokens
+        together = held_out_key(plan.held_out)
         self._wait("held-out documents", range(len(plan.shards)))
         for name, function, keys, card in (
             ("held-out documents", sign_held_out, plan.held_out, held_card),
@@ -505,15 +532,18 @@ class _Runner:
                     key=key,
                     upstream=folder,
                     shard=shard,
-                    shards=plan.shards,
                     holdout_share=settings.holdout_share,
                     similarity=settings.near_holdout_similarity,
+                    together=together,
                 )
                 for shard, key in zip(plan.shards, keys, strict=True)
                 if card_key(card(self.out, shard)) != key
             ]
             self._work(name, function, orders, [order.shard.label for order in orders], _documents)
             self._wait(name, range(len(plan.shards)))
+            if function is sign_held_out and card_key(together_card(self.out)) != together:
+                order = TogetherOrder(self.out, together, plan.shards)
+                self._work("held-out documents, together", put_together, [order], [name], _documents)
         key = holdout_report_key(plan)
         if card_key(join(self.out, HOLDOUT_REPORT)) != key:
             similarity, dropped = settings.near_holdout_similarity, settings.drop_near_holdout

@@ -55,6 +55,7 @@ from gristmill.stages.stores import local_model
 SAMPLE_CHARS = 100_000  # of the text of a sampled dropped document
 LEVEL = 1  # of zstd: twice the speed of 3 and 17 % more bytes (25 MB of web text in many languages)
 PAGE_BYTES = 8 << 20  # of a column in a row group; with pyarrow's 1 MiB reading takes a third more time
+MAX_MAPS = 20_000  # files that one process maps
 VERSIONED = ("gristmill", "pyarrow", "numpy", "numba", "resiliparse", "fastwarc", "datatrove")
 
 
@@ -410,16 +411,7 @@ def run_cluster(order: ClusterOrder) -> dict[str, Any]:
 
 def _clustered(order: ClusterOrder, scratch: str) -> dict[str, Any]:
     begun = time.perf_counter()
-    tables = []
-    for shard, key in zip(order.shards, order.sign_keys, strict=True):
-        card = orjson.loads(read_bytes(parts_of(order.out, order.folder, "sign", shard, "json")))
-        path = parts_of(order.out, order.folder, "sign", shard, "arrow")
-        table = _signatures(path, f"{scratch}/{shard.part}.arrow")
-        if card["key"] != key or card["rows"] != table.num_rows:
-            raise ShardError(
-                f"{path} holds signatures of another run or is incomplete. Delete it and run the recipe again."
-            )
-        tables.append(table)
+    tables = _all_signatures(order, scratch)
     if order.group is None:
         decisions, figures = order.stage.cluster(tables)
     else:
@@ -438,6 +430,40 @@ def _clustered(order: ClusterOrder, scratch: str) -> dict[str, Any]:
     }
     publish_bytes(order.card, orjson.dumps(card, option=orjson.OPT_INDENT_2))
     return card
+
+
+def _all_signatures(order: ClusterOrder, scratch: str) -> list[pa.Table]:
+    """The signatures of every shard, mapped. Linux maps 65,530 files at once (vm.max_map_count): where there are more
+    shards than a share of that, neighbours are put together into files on the local disk."""
+    together = -(-len(order.shards) // MAX_MAPS)
+    tables: list[pa.Table] = []
+    waiting: list[pa.Table] = []
+    for n, (shard, key) in enumerate(zip(order.shards, order.sign_keys, strict=True), 1):
+        card = orjson.loads(read_bytes(parts_of(order.out, order.folder, "sign", shard, "json")))
+        path = parts_of(order.out, order.folder, "sign", shard, "arrow")
+        table = _signatures(path, f"{scratch}/{shard.part}.arrow")
+        if card["key"] != key or card["rows"] != table.num_rows:
+            raise ShardError(
+                f"{path} holds signatures of another run or is incomplete. Delete it and run the recipe again."
+            )
+        if together == 1:
+            tables.append(table)
+            continue
+        waiting.append(table)
+        if len(waiting) == together or n == len(order.shards):
+            tables += _in_one_file(waiting, f"{scratch}/together-{n}.arrow")
+            waiting = []
+    return tables
+
+
+def _in_one_file(tables: Sequence[pa.Table], path: str) -> list[pa.Table]:
+    """The same tables, from one mapped file."""
+    with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, tables[0].schema) as writer:
+        for table in tables:
+            writer.write_table(table)
+    whole = pa.ipc.open_file(pa.memory_map(path)).read_all()
+    starts = np.cumsum([0, *(table.num_rows for table in tables)]).tolist()
+    return [whole.slice(start, table.num_rows) for start, table in zip(starts, tables, strict=False)]
 
 
 def _compared(order: ClusterOrder) -> Iterator[Batch]:

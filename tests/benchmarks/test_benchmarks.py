@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import html
 import importlib
 import json
 import subprocess
@@ -25,6 +26,7 @@ TINY = {
     "models": "--mb 0.03 --rounds 1 --order 2 --prune 0 --buckets 1000",
     "tokens": "--mb 0.05 --vocab 400 --rounds 1 --skip datatrove",
     "loader": "--mb 1 --windows 256 --rounds 1 --documents 4000 --skip torch datatrove",
+    "end_to_end": "--mb 0.05 --rounds 1 --skip datatrove",
     "train": "--shape 1m --dtype float32 --threads 1 --batch 1 --seq-len 32 --steps 1 --rounds 1",
 }
 FIGURES = {  # name -> the peers that must be beside it
@@ -69,13 +71,17 @@ FIGURES = {  # name -> the peers that must be beside it
         "loader.start_ms": {None},
         "order.start_ms": set(),
     },
+    "end_to_end": {
+        f"end_to_end.{name}": {None}
+        for name in ("whole", "after_extract", "after_extract_english", "two_workers", "eight_workers")
+    },
     "train": {"train.1m": {"torch"}, "train.overhead": {None}, "train.share_of_matrix_limit": {None}},
 }
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two files of docstrings, some tens of kB each."""
+    """Two files of docstrings, some tens of kB each, and some of them as pages of a WARC file."""
     folder = tmp_path_factory.mktemp("corpus")
     texts = []
     for name in MODULES:
@@ -87,7 +93,22 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with gzip.open(folder / f"part-{i}.jsonl.gz", "wt", encoding="utf-8") as file:
             for j, text in enumerate(texts[i::2]):
                 file.write(json.dumps({"text": text, "id": f"{i}-{j}", "metadata": {}}) + "\n")
+    (folder / "warc").mkdir()
+    pages = [page(i, text) for i, text in enumerate(texts[:40])]
+    (folder / "warc/part-0.warc.gz").write_bytes(b"".join(gzip.compress(record) for record in pages))
     return folder
+
+
+def page(number: int, text: str) -> bytes:
+    """A WARC record of a page with a paragraph for each line."""
+    lines = "".join(f"<p>{html.escape(line)}</p>" for line in text.splitlines() if line.strip())
+    body = f"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<html><body>{lines}</body></html>".encode()
+    head = (
+        f"WARC/1.0\r\nWARC-Type: response\r\nWARC-Record-ID: <urn:uuid:{number:032d}>\r\n"
+        f"WARC-Target-URI: https://a.example/{number}\r\nWARC-Date: 2026-01-01T00:00:00Z\r\n"
+        f"Content-Type: application/http\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body + b"\r\n\r\n"
 
 
 def run(name: str, *options: str) -> subprocess.CompletedProcess[str]:

@@ -19,6 +19,13 @@ def kill(order: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def kill_third(order: Any) -> int:
+    """Ends its process for the shard with index 3; else the shard's index."""
+    if order.shard.index == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return int(order.shard.index)
+
+
 class Fragile(Settings):
     """Measures length; dies of KILL, CRASH, HANG, HOG and RAISE. Drops texts under `min_chars`."""
 

@@ -195,3 +195,14 @@ def test_signatures_on_remote_storage_are_mapped_from_a_copy(mine: Path, tmp_pat
         memory.rm("/signatures", recursive=True)
     assert table.equals(_signatures(str(local), "unused"))
     assert (tmp_path / "copy.arrow").read_bytes() == local.read_bytes()
+
+
+def test_more_shards_than_may_be_mapped_give_the_same_decisions(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = mine / "run/04-minhash/cluster"
+    before = {path.name: path.read_bytes() for path in folder.glob("*.parquet")}
+    assert len(before) == 7
+    for path in (*folder.iterdir(), mine / "run/04-minhash/ledger/part-00000.json"):
+        path.unlink()
+    monkeypatch.setattr("gristmill.pipelines.work.MAX_MAPS", 3)
+    do(mine / "small.yaml", mine / "run")
+    assert {path.name: path.read_bytes() for path in folder.glob("*.parquet")} == before

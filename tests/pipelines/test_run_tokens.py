@@ -15,6 +15,7 @@ import pytest
 
 from gristmill.pipelines import recipe as recipes
 from gristmill.pipelines import shuffled_tokens
+from gristmill.pipelines.learn import remove_pieces
 from gristmill.pipelines.near_holdout import warning
 from gristmill.pipelines.open_run import funnel, open_run
 from gristmill.pipelines.progress import Display
@@ -285,3 +286,15 @@ def test_the_tokenizer_is_measured_once_and_drawn(
     page = render(data)
     assert f"{first['bytes_per_token']:.3f}" in page
     assert 'id="tokenizer-probes"' in page
+
+
+def test_pieces_of_an_earlier_attempt_go_and_no_others(tmp_path: Path) -> None:
+    names = ["part-00001", "part-00001-001", "part-00001-002", "holdout-00001"]
+    others = ["part-00010", "part-000011-001", "holdout-00010"]
+    for name in (*names, *others):
+        (tmp_path / f"{name}.bin").write_bytes(b"1")
+        (tmp_path / f"{name}.idx").write_bytes(b"1")
+    (tmp_path / "part-00001-002.bin").unlink()
+    for name in ("part-00001", "holdout-00001"):
+        remove_pieces(str(tmp_path), name)
+    assert {path.stem for path in tmp_path.iterdir()} == set(others)
