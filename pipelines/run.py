@@ -19,6 +19,7 @@ from ruamel.yaml import YAML
 
 from gristmill.pipelines import downloads, poison, work
 from gristmill.pipelines.beacon import Beacon
+from gristmill.pipelines.cluster_file import ClusterSettings
 from gristmill.pipelines.done import (
     card_key,
     drop_signatures,
@@ -87,6 +88,7 @@ class Options:
     debug: bool = False
     workers: int | None = None
     scheduler: str | None = None
+    cluster: ClusterSettings | None = None  # where workers come from, and what stages take of them
     refresh_inputs: bool = False
     retry_failed: bool = False  # take up the shards again that were set aside
     timeout_s: float = TIMEOUT_S  # for one batch in one stage; then the worker is stuck
@@ -132,7 +134,11 @@ def storage_faults(out: str) -> Iterator[None]:
 
 
 def _run(recipe: Recipe, out: str, options: Options, display: Display, lock: RunLock) -> Outcome:
-    downloads.fetch_sources(recipe, out, display, scheduler=options.scheduler, refresh=options.refresh_inputs)
+    if options.cluster is not None:
+        options.cluster.check(name for use in recipe.stages for name in (use.key, use.heading))
+    downloads.fetch_sources(
+        recipe, out, display, scheduler=options.scheduler, cluster=options.cluster, refresh=options.refresh_inputs
+    )
     plan = prepare(recipe, out, refresh_inputs=options.refresh_inputs)
     outcome = Outcome(out)
     left = pieces_left(plan, out)
@@ -149,13 +155,15 @@ def _run(recipe: Recipe, out: str, options: Options, display: Display, lock: Run
         debug=options.debug,
         workers=options.workers,
         scheduler=options.scheduler,
+        cluster=options.cluster,
         timeout_s=options.timeout_s,
         out=out,
+        say=display.say,
     )
     with opened as engine, Beacon(out, engine) as beacon:
         if engine.dashboard:
             display.say(f"{engine.workers} workers; dashboard {engine.dashboard}")
-        runner = _Runner(plan, out, engine, display, outcome, beacon, lock, retry_failed=options.retry_failed)
+        runner = _Runner(plan, out, engine, display, outcome, beacon, lock, options)
         runner.segments()
         runner.tokens()
         runner.end()
@@ -212,12 +220,11 @@ class _Runner:
         outcome: Outcome,
         beacon: Beacon,
         lock: RunLock,
-        *,
-        retry_failed: bool,
+        options: Options,
     ) -> None:
         self.plan, self.out, self.engine, self.display, self.outcome = plan, out, engine, display, outcome
-        self.beacon, self.lock = beacon, lock
-        self.missing = Missing(out, len(plan.shards), display.say, retry_failed=retry_failed)
+        self.beacon, self.lock, self.cluster = beacon, lock, options.cluster
+        self.missing = Missing(out, len(plan.shards), display.say, retry_failed=options.retry_failed)
 
     def segments(self) -> None:
         upstream: str | None = None
@@ -244,13 +251,18 @@ class _Runner:
         labels: Sequence[str],
         count: Any,
         care: Care = PLAIN,
+        takes: Iterable[str] = (),
     ) -> None:
         """Does orders on the engine, with a row of the display. Shards that were given up are `missing` afterwards.
+
+        takes: names under which the file of --cluster may say what the work takes of a worker.
 
         Raises RunError when the storage takes no more, and when pieces that are no shards were given up.
         """
         if not orders:
             return
+        if self.cluster is not None:
+            care = replace(care, resources=self.cluster.taken(takes))
         with self.display.phase(name, len(orders)) as phase:
             self.beacon.show(phase, labels)
 
@@ -303,7 +315,7 @@ class _Runner:
             needed = [s.index for s in self.plan.shards if any(names is None or s.source in names for names in wanted)]
             self._wait(f"model {order.name}", needed)
         labels = [f"model {order.name}" for order in orders]
-        self._work(f"{segment.segment.folder} models", run_train, orders, labels, lambda _: {})
+        self._work(f"{segment.segment.folder} models", run_train, orders, labels, lambda _: {}, takes=["models"])
 
     def _gate(self, segment: SegmentPlan, upstream: str) -> None:
         folder, gate = segment.segment.folder, segment.segment.gate
@@ -325,13 +337,15 @@ class _Runner:
             for shard, key in self.missing.left(folder, unsigned)
         ]
         labels = [order.shard.label for order in orders]
-        self._work(f"{folder} sign", work.run_sign, orders, labels, _sign_figures, ALONE)
+        self._work(f"{folder} sign", work.run_sign, orders, labels, _sign_figures, ALONE, _names(gate))
         self._wait(f"{folder} ({gate.heading})", segment.sign)
         if hasattr(gate.stage, "groups"):
             self._groups(segment, signed, upstream)
             return
         order = self._cluster_order(segment, signed, str(segment.cluster), upstream)
-        self._work(f"{folder} cluster", work.run_cluster, [order], [f"{folder}/cluster"], _documents)
+        self._work(
+            f"{folder} cluster", work.run_cluster, [order], [f"{folder}/cluster"], _documents, takes=_names(gate)
+        )
 
     def _cluster_order(
         self, segment: SegmentPlan, shards: Sequence[Shard], key: str, upstream: str, group: int | None = None
@@ -353,7 +367,7 @@ class _Runner:
         self.display.say(f"{folder}: {gate.stage.plan(sizes)}")
         left = [order for order in orders if card_key(order.card) != order.key]
         labels = [f"{folder}/cluster, {order.shards[0].part} to {order.shards[-1].part}" for order in left]
-        self._work(f"{folder} cluster", work.run_cluster, left, labels, _documents)
+        self._work(f"{folder} cluster", work.run_cluster, left, labels, _documents, takes=_names(gate))
         cards = [orjson.loads(read_bytes(order.card)) for order in orders]
         figures = {
             name: sum(card["figures"][name] for card in cards) for name in (cards[0]["figures"] if cards else ())
@@ -385,7 +399,7 @@ class _Runner:
             for shard, key in self.missing.left(folder, left)
         ]
         labels = [order.shard.label for order in orders]
-        self._work(folder, work.run_shard, orders, labels, _ledger_figures, ALONE)
+        self._work(folder, work.run_shard, orders, labels, _ledger_figures, ALONE, _names(*segment.segment.uses))
 
     def _poison(self, folder: str, shard: Shard, *keys: str) -> tuple[poison.Poisoned, ...]:
         """Documents of the shard that are known to kill a worker."""
@@ -418,7 +432,7 @@ class _Runner:
                 holdout_share=plan.recipe.tokens.holdout_share,
             )
             self.display.say(f"tokenizer: {forecast(self._kept_bytes(folder), plan.recipe.tokenizer)}")
-            self._work("tokenizer", run_tokenizer, [order], ["tokenizer"], lambda _: {})
+            self._work("tokenizer", run_tokenizer, [order], ["tokenizer"], lambda _: {}, takes=["tokenizer"])
         if plan.near:
             self._near_holdout(folder)
         else:
@@ -441,13 +455,15 @@ class _Runner:
             for shard, key in self.missing.left("tokens", left)
         ]
         labels = [order.shard.label for order in orders]
-        self._work("token shards", run_tokens, orders, labels, _ledger_figures)
+        self._work("token shards", run_tokens, orders, labels, _ledger_figures, takes=["tokens"])
         if self.missing:
             return
         self._manifest()
         report = TokenizerReportOrder(self.out, tokenizer_report_key(plan))
         reports = [] if card_key(join(self.out, TOKENIZER_REPORT)) == report.key else [report]
-        self._work("tokenizer report", run_tokenizer_report, reports, ["tokenizer report"], lambda _: {})
+        self._work(
+            "tokenizer report", run_tokenizer_report, reports, ["tokenizer report"], lambda _: {}, takes=["tokens"]
+        )
 
     def _near_holdout(self, folder: str) -> None:
         """Signs held-out documents, finds what is near to them, and says so in tokens/holdout_report.json."""
@@ -470,7 +486,8 @@ class _Runner:
                 for shard, key in zip(plan.shards, keys, strict=True)
                 if card_key(card(self.out, shard)) != key
             ]
-            self._work(name, function, orders, [order.shard.label for order in orders], _documents)
+            labels = [order.shard.label for order in orders]
+            self._work(name, function, orders, labels, _documents, takes=["holdout"])
             self._wait(name, range(len(plan.shards)))
         key = holdout_report_key(plan)
         if card_key(join(self.out, HOLDOUT_REPORT)) != key:
@@ -506,6 +523,11 @@ class _Runner:
 def _folder(order: Any) -> str:
     """The segment that an order for a shard belongs to."""
     return getattr(order, "folder", "tokens")
+
+
+def _names(*uses: StageUse) -> list[str]:
+    """What the file of --cluster may call these stages."""
+    return [name for use in uses for name in (use.key, use.heading)]
 
 
 def _sign_figures(card: Mapping[str, Any]) -> dict[str, int]:
