@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from tokenizers import Tokenizer
 
 from gristmill.pipelines.near_holdout import NEAR_REASON, near_documents
+from gristmill.pipelines.poison import REASON, Guard, Poisoned
 from gristmill.pipelines.selection import file_batches, select
 from gristmill.pipelines.work import file_record, kept_batches, parts_of, versions, withdraw
 from gristmill.stages.documents import Batch
@@ -29,6 +30,8 @@ from gristmill.tokenize.encode import Backend, thread_encoder
 from gristmill.tokenize.sample import is_held_out
 from gristmill.tokenize.train import TokenizerSettings, tokenizer_bytes, train
 from gristmill.tokenize.write import write_shard
+
+TOKENIZE = "tokenize"  # what the books call it
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,8 @@ class TokensOrder:
     max_tokens: int | None = None
     shuffle_seed: int | None = None
     drop_near: bool = False  # what `near_holdout.py` found in this shard is left out
+    folder: str = "tokens"
+    poison: tuple[Poisoned, ...] = ()  # documents that are known to kill a worker
 
 
 def run_train(order: TrainOrder) -> dict[str, Any]:
@@ -150,20 +155,36 @@ def train_on_kept(order: TokenizerOrder, on_read: Callable[[int], None] | None =
 
 
 def run_tokens(order: TokensOrder) -> dict[str, Any]:
-    """Encodes one kept part -> its ledger: documents in; tokens of the training part kept, the held-out part apart."""
+    """Encodes one kept part -> its ledger: documents in; tokens of the training part kept, the held-out part apart.
+
+    A document that cannot be encoded is found by cutting its batch in pieces: the part is begun anew for each cut.
+    """
+    guard = Guard(order)
+    while True:
+        try:
+            return _tokens(order, guard)
+        except Exception as error:
+            guard.blame(error)
+
+
+def _tokens(order: TokensOrder, guard: Guard) -> dict[str, Any]:
     folder = join(order.out, "tokens")
     ledger_path = parts_of(order.out, "tokens", "ledger", order.shard, "json")
     withdraw(ledger_path)
     _remove_pieces(folder, order.shard.part)
     begun = time.perf_counter()
-    account = StageLedger(stage="tokenize")
+    account = StageLedger(stage=TOKENIZE)
     near = pa.array(near_documents(order.out, order.shard) if order.drop_near else [], pa.string())
 
     def counted() -> Iterator[Batch]:
         path = parts_of(order.out, order.upstream, "kept", order.shard, "parquet")
-        for batch in kept_batches(path, ["doc_id", "source", "text"]):
+        for batch in guard.batches(kept_batches(path, ["doc_id", "source", "text"])):
             account.read = account.read + amount(batch)
-            yield _without_near(batch, near, order.holdout_share, account) if len(near) else batch
+            for piece in guard.pieces(TOKENIZE, batch, poisoned):
+                yield _without_near(piece, near, order.holdout_share, account) if len(near) else piece
+
+    def poisoned(rows: Batch) -> None:
+        account.dropped[REASON] = account.dropped.get(REASON, Amount()) + amount(rows)
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one worker, one core
     encoder = thread_encoder(
@@ -180,6 +201,8 @@ def run_tokens(order: TokensOrder) -> dict[str, Any]:
         max_tokens=order.max_tokens,
         shuffle_seed=order.shuffle_seed,
     )
+    problems, key = guard.publish(), guard.key
+    infos = [info.model_copy(update={"key": key}) for info in infos]
     for info in infos:
         size = Amount(documents=info.documents, bytes=info.bytes, tokens=info.tokens)
         if info.split == "train":
@@ -190,7 +213,7 @@ def run_tokens(order: TokensOrder) -> dict[str, Any]:
     _characters(account)
     account.seconds = time.perf_counter() - begun
     ledger = ShardLedger(
-        key=order.key,
+        key=key,
         segment="tokens",
         shard=order.shard.index,
         source=order.shard.source,
@@ -200,13 +223,14 @@ def run_tokens(order: TokensOrder) -> dict[str, Any]:
         versions=versions(),
         host=socket.gethostname(),
         seconds=account.seconds,
+        problems=problems,
     )
     ledger.check(f"tokens/{order.shard.part}")
     card = {
         "infos": [info.model_dump() for info in infos],
         "encoder": encoder.active,
         "message": encoder.message,
-        "key": order.key,
+        "key": key,
     }
     publish_bytes(parts_of(order.out, "tokens", "cards", order.shard, "json"), orjson.dumps(card))
     publish_bytes(ledger_path, ledger.sealed())

@@ -3,18 +3,22 @@
 A key is a hash of everything that decides the bytes of a piece: settings, stage versions, the identity of the input,
 the keys of what lies before. A piece on disk is done when it carries its key. So a changed setting redoes exactly what
 depends on it, and nothing else.
+
+Documents that a stage could not take are part of the key of the piece they were dropped from. They are found while the
+piece is worked on, so a piece is *ordered* under a key without those of its own, and *carries* one with them.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 import xxhash
 
+from gristmill.pipelines.poison import Poisoned, found_in, key_with
 from gristmill.pipelines.recipe import Recipe, Segment, StageUse, model_of, segments
 from gristmill.pipelines.selection import selection_files
 from gristmill.stages.shards import Shard, exists, filesystem
@@ -38,7 +42,9 @@ class SegmentPlan:
     sign: dict[int, str]  # shard index -> key; the shards that its global stage compares
     cluster: str | None  # key of the global stage's decisions
     deciding: str | None  # what its decisions depend on besides the documents: part of the key of each group's
-    shards: tuple[str, ...]  # key of every shard's output
+    shards: tuple[str, ...]  # key that every shard's output carries
+    ordered: tuple[str, ...]  # key that it is ordered under
+    sign_ordered: dict[int, str]  # shard index -> key that its signatures are ordered under
 
     def uses(self, shard: Shard) -> tuple[StageUse, ...]:
         return tuple(use for use in self.segment.uses if use.applies(shard.source))
@@ -59,10 +65,20 @@ class Plan:
     tokens: tuple[str, ...]
     held_out: tuple[str, ...] = ()  # keys of the signatures of held-out documents; none where nothing is held out
     near: tuple[str, ...] = ()  # keys of what each shard has that is near to them
+    tokens_ordered: tuple[str, ...] = ()  # keys that the token shards are ordered under
 
 
-def make_plan(recipe: Recipe, shards: Sequence[Shard]) -> Plan:
-    """Recipe and listing -> every piece with its key."""
+Findings = Mapping[tuple[str, str], Sequence[Poisoned]]  # (segment, part) -> documents that it cannot take
+
+
+def plan_of(recipe: Recipe, shards: Sequence[Shard], out: str) -> Plan:
+    """The plan of a run folder, with the poison that was found there."""
+    return make_plan(recipe, shards, found_in(out, [*(segment.folder for segment in segments(recipe)), "tokens"]))
+
+
+def make_plan(recipe: Recipe, shards: Sequence[Shard], found: Findings | None = None) -> Plan:
+    """Recipe and listing -> every piece with its key. found: poison that is known."""
+    poison = found or {}
     limits = (recipe.max_chars, recipe.sample_per_reason, recipe.removals_share)
     keys = [hash_of("read", shard.model_dump(exclude={"index", "path"}), *limits) for shard in shards]
     model_keys: dict[str, str] = {}
@@ -74,13 +90,17 @@ def make_plan(recipe: Recipe, shards: Sequence[Shard]) -> Plan:
             if name not in model_keys
         }
         model_keys |= trained
-        sign, cluster, deciding = _gate_keys(recipe, segment, shards, keys, model_keys)
-        passed = []
+        sign_ordered, how = _gate_keys(recipe, segment, shards, keys, model_keys)
+        parts = {shard.index: poison.get((segment.folder, shard.part), ()) for shard in shards}
+        sign = {index: key_with(key, parts[index]) for index, key in sign_ordered.items()}
+        cluster = hash_of("cluster", *how, sorted(sign.items())) if segment.gate is not None else None
+        deciding = hash_of("deciding", *how) if segment.gate is not None else None
+        ordered = []
         for shard, key in zip(shards, keys, strict=True):
             identities = [_identity(recipe, use, model_keys) for use in segment.uses if use.applies(shard.source)]
-            passed.append(hash_of(key, cluster if shard.index in sign else None, identities))
-        keys = passed
-        plans.append(SegmentPlan(segment, trained, sign, cluster, deciding, tuple(keys)))
+            ordered.append(hash_of(key, cluster if shard.index in sign else None, identities))
+        keys = [key_with(key, parts[shard.index]) for shard, key in zip(shards, ordered, strict=True)]
+        plans.append(SegmentPlan(segment, trained, sign, cluster, deciding, tuple(keys), tuple(ordered), sign_ordered))
     if recipe.tokenizer is None:
         return Plan(recipe, tuple(shards), tuple(plans), None, ())
     settings = recipe.tokens.model_dump(mode="json")
@@ -91,9 +111,19 @@ def make_plan(recipe: Recipe, shards: Sequence[Shard]) -> Plan:
     if recipe.tokens.holdout_share > 0:
         held_out = [hash_of("held out", NEAR_VERSION, recipe.tokens.holdout_share, key) for key in keys]
         near = [hash_of("near", similarity, held_out, key) for key in keys]
-    found = near if drop and near else [""] * len(keys)
-    tokens = [hash_of("tokens", tokenizer, settings, key, other) for key, other in zip(keys, found, strict=True)]
-    return Plan(recipe, tuple(shards), tuple(plans), tokenizer, tuple(tokens), tuple(held_out), tuple(near))
+    others = near if drop and near else [""] * len(keys)
+    asked = [hash_of("tokens", tokenizer, settings, key, other) for key, other in zip(keys, others, strict=True)]
+    tokens = [key_with(key, poison.get(("tokens", s.part), ())) for s, key in zip(shards, asked, strict=True)]
+    return Plan(
+        recipe,
+        tuple(shards),
+        tuple(plans),
+        tokenizer,
+        tuple(tokens),
+        tuple(held_out),
+        tuple(near),
+        tuple(asked),
+    )
 
 
 def _settings(recipe: Recipe, use: StageUse, model_keys: dict[str, str]) -> dict[str, Any]:
@@ -143,16 +173,15 @@ def _model_identity(recipe: Recipe, name: str) -> tuple[int, list[Any]]:
 
 def _gate_keys(
     recipe: Recipe, segment: Segment, shards: Sequence[Shard], keys: Sequence[str], model_keys: dict[str, str]
-) -> tuple[dict[int, str], str | None, str | None]:
-    """-> keys of the signatures by shard, of the decisions, and what these depend on besides the documents."""
+) -> tuple[dict[int, str], tuple[Any, ...]]:
+    """-> keys that the signatures are ordered under, by shard; what the decisions depend on besides the documents."""
     gate = segment.gate
     if gate is None:
-        return {}, None, None
+        return {}, ()
     settings = _settings(recipe, gate, model_keys)
     later = set(getattr(gate.stage, "after_signing", ()))
     last = set(getattr(gate.stage, "after_clustering", ()))
     name = [gate.key, gate.stage.version]
     signing = [*name, {k: v for k, v in settings.items() if k not in later}, _model_files(recipe, gate.stage)]
     sign = {s.index: hash_of("sign", signing, keys[s.index]) for s in shards if gate.applies(s.source)}
-    how = ([*name, {k: v for k, v in settings.items() if k not in last}], _foreign_files(recipe, gate.stage))
-    return sign, hash_of("cluster", *how, sorted(sign.items())), hash_of("deciding", *how)
+    return sign, ([*name, {k: v for k, v in settings.items() if k not in last}], _foreign_files(recipe, gate.stage))

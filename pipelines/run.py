@@ -48,7 +48,7 @@ from gristmill.pipelines.near_holdout import (
     warning,
     write_holdout_report,
 )
-from gristmill.pipelines.plan import Plan, SegmentPlan, make_plan
+from gristmill.pipelines.plan import Plan, SegmentPlan, plan_of
 from gristmill.pipelines.progress import Display
 from gristmill.pipelines.recipe import Recipe, StageUse, check, kept_schema, model_of
 from gristmill.pipelines.tokenizer_card import (
@@ -73,6 +73,7 @@ from gristmill.tokenize.train import forecast
 from gristmill.tokenize.write import write_manifest
 
 SEGMENT_FOLDER = re.compile(r"^\d{2}-[a-z0-9_]+$")
+GUARDED = Care(guarded=True)
 ALONE = Care(guarded=True, copy=lambda order: replace(order, is_copy=True))  # of a shard by itself
 PART = re.compile(r"^((?:part|holdout)-\d+)(-\d+)?$")  # a token shard may be one of several of its part
 
@@ -179,7 +180,7 @@ def prepare(recipe: Recipe, out: str, *, refresh_inputs: bool = False) -> Plan:
     for shard in shards:
         formats.setdefault(shard.source, tuple(columns_of(shard.format)))
     check(recipe, formats)
-    plan = make_plan(recipe, shards)
+    plan = plan_of(recipe, shards, out)
     text = io.StringIO()
     YAML(typ="safe").dump(recipe.dump(), text)
     publish_bytes(join(out, "recipe.yaml"), text.getvalue().encode())
@@ -224,17 +225,20 @@ class _Runner:
     ) -> None:
         self.plan, self.out, self.engine, self.display, self.outcome = plan, out, engine, display, outcome
         self.beacon, self.lock, self.cluster = beacon, lock, options.cluster
+        self._found = False  # poison that the plan does not know
         self.missing = Missing(out, len(plan.shards), display.say, retry_failed=options.retry_failed)
 
     def segments(self) -> None:
         upstream: str | None = None
-        for segment in self.plan.segments:
+        for index in range(len(self.plan.segments)):
+            segment = self.plan.segments[index]
             folder = segment.segment.folder
             self.display.say(f"{folder}: {', '.join(use.heading for use in segment.segment.uses) or 'read'}")
             self._models(segment, upstream)
             if segment.cluster is not None and upstream is not None:
-                self._gate(segment, upstream)
-            self._shards(segment, upstream)
+                self._gate(index, upstream)
+            self._shards(self.plan.segments[index], upstream)
+            self._plan_again()
             drop_signatures(segment, self.out)
             upstream = folder
 
@@ -270,6 +274,8 @@ class _Runner:
                 self.lock.check()
                 self.outcome.done += 1
                 phase.advance(**count(result))
+                if hasattr(orders[position], "poison"):
+                    self._found |= _carried(orders[position]) != result["key"]
                 for line in result.get("problems", ()):
                     if poison.IS_DROPPED in line:
                         self.display.say(f"  {line}")
@@ -291,6 +297,13 @@ class _Runner:
         for failure in failures:
             order = orders[failure.position]
             self.missing.add(order.shard, _folder(order), order.key, failure)
+            self._found = True  # some may have been found before it was given up
+
+    def _plan_again(self) -> None:
+        """Poison that was found just now is part of the keys of what comes after."""
+        if self._found:
+            self.plan = plan_of(self.plan.recipe, self.plan.shards, self.out)
+            self._found = False
 
     def _wait(self, what: str, indexes: Iterable[int]) -> None:
         """Raises RunError when one of these shards is missing."""
@@ -317,7 +330,8 @@ class _Runner:
         labels = [f"model {order.name}" for order in orders]
         self._work(f"{segment.segment.folder} models", run_train, orders, labels, lambda _: {}, takes=["models"])
 
-    def _gate(self, segment: SegmentPlan, upstream: str) -> None:
+    def _gate(self, index: int, upstream: str) -> None:
+        segment = self.plan.segments[index]
         folder, gate = segment.segment.folder, segment.segment.gate
         assert gate is not None
         if card_key(join(self.out, folder, "cluster", "card.json")) == segment.cluster:
@@ -325,7 +339,7 @@ class _Runner:
         signed = [shard for shard in self.plan.shards if shard.index in segment.sign]
         self._wait(f"{folder} ({gate.heading})", segment.sign)
         unsigned = [
-            (shard, segment.sign[shard.index])
+            (shard, segment.sign_ordered[shard.index])
             for shard in signed
             if card_key(work.parts_of(self.out, folder, "sign", shard, "json")) != segment.sign[shard.index]
         ]
@@ -339,6 +353,8 @@ class _Runner:
         labels = [order.shard.label for order in orders]
         self._work(f"{folder} sign", work.run_sign, orders, labels, _sign_figures, ALONE, _names(gate))
         self._wait(f"{folder} ({gate.heading})", segment.sign)
+        self._plan_again()
+        segment = self.plan.segments[index]
         if hasattr(gate.stage, "groups"):
             self._groups(segment, signed, upstream)
             return
@@ -379,8 +395,7 @@ class _Runner:
     def _shards(self, segment: SegmentPlan, upstream: str | None) -> None:
         folder = segment.segment.folder
         schema = kept_schema(self.plan.recipe, segment.segment)
-        pairs = zip(self.plan.shards, segment.shards, strict=True)
-        left = [(shard, key) for shard, key in pairs if not ledger_done(self.out, folder, shard, key)]
+        left = self._left(folder, segment.shards, segment.ordered)
         orders = [
             work.ShardOrder(
                 out=self.out,
@@ -393,13 +408,18 @@ class _Runner:
                 max_chars=self.plan.recipe.max_chars,
                 sample_per_reason=self.plan.recipe.sample_per_reason,
                 removals_share=self.plan.recipe.removals_share,
-                poison=self._poison(folder, shard, key, segment.sign.get(shard.index, "")),
+                poison=self._poison(folder, shard, key, segment.sign_ordered.get(shard.index, "")),
                 count_unreadable=self.plan.recipe.unreadable == "count",
             )
             for shard, key in self.missing.left(folder, left)
         ]
         labels = [order.shard.label for order in orders]
         self._work(folder, work.run_shard, orders, labels, _ledger_figures, ALONE, _names(*segment.segment.uses))
+
+    def _left(self, folder: str, carried: Sequence[str], ordered: Sequence[str]) -> list[tuple[Shard, str]]:
+        """Shards that are not done, with the keys that they are ordered under."""
+        triples = zip(self.plan.shards, carried, ordered, strict=True)
+        return [(shard, key) for shard, done, key in triples if not ledger_done(self.out, folder, shard, done)]
 
     def _poison(self, folder: str, shard: Shard, *keys: str) -> tuple[poison.Poisoned, ...]:
         """Documents of the shard that are known to kill a worker."""
@@ -437,8 +457,7 @@ class _Runner:
             self._near_holdout(folder)
         else:
             _forget_near(self.out)
-        pairs = zip(plan.shards, plan.tokens, strict=True)
-        left = [(shard, key) for shard, key in pairs if not ledger_done(self.out, "tokens", shard, key)]
+        left = self._left("tokens", plan.tokens, plan.tokens_ordered)
         orders = [
             TokensOrder(
                 out=self.out,
@@ -451,13 +470,15 @@ class _Runner:
                 max_tokens=plan.recipe.tokens.max_tokens,
                 shuffle_seed=plan.recipe.tokens.seed if plan.recipe.tokens.shuffle == "documents" else None,
                 drop_near=plan.recipe.tokens.drop_near_holdout and bool(plan.near),
+                poison=self._poison("tokens", shard, key),
             )
             for shard, key in self.missing.left("tokens", left)
         ]
         labels = [order.shard.label for order in orders]
-        self._work("token shards", run_tokens, orders, labels, _ledger_figures, takes=["tokens"])
+        self._work("token shards", run_tokens, orders, labels, _ledger_figures, GUARDED, ["tokens"])
         if self.missing:
             return
+        self._plan_again()
         self._manifest()
         report = TokenizerReportOrder(self.out, tokenizer_report_key(plan))
         reports = [] if card_key(join(self.out, TOKENIZER_REPORT)) == report.key else [report]
@@ -518,6 +539,11 @@ class _Runner:
         )
         write_manifest(join(self.out, "tokens"), infos, encoder, holdout_share=self.plan.recipe.tokens.holdout_share)
         publish_bytes(join(self.out, "tokens", "card.json"), orjson.dumps({"key": manifest_key(self.plan)}))
+
+
+def _carried(order: Any) -> str:
+    """The key that comes of an order when no more poison is found."""
+    return poison.key_with(order.key, order.poison)
 
 
 def _folder(order: Any) -> str:
