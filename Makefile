@@ -1,12 +1,13 @@
 # make demo    set up, then run the whole path on the embedded corpus: out/demo/run/report.html
 # make test    set up, then run the tests
 # make lint    ruff and mypy
+# make drill   kill workers, scheduler and driver of a demo run 30 times, and compare the bytes (about ten minutes)
 # make install the set-up alone: a virtual environment in .venv
 VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(abspath $(VENV))/bin
 
-.PHONY: install demo test lint clean
+.PHONY: install demo test drill lint clean
 .DEFAULT_GOAL := help
 
 help:
@@ -31,6 +32,11 @@ demo: install
 test: install
 	$(BIN)/gristmill warmup
 	$(BIN)/python -m pytest -n auto --dist loadfile
+
+drill: install
+	$(BIN)/gristmill warmup
+	rm -rf build/drill
+	$(BIN)/python tools/drill.py --folder build/drill
 
 # mypy sees the folders under their package names through a link.
 lint: install

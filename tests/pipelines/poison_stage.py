@@ -96,3 +96,13 @@ def tokens_or_death(order: Any) -> Any:
 
     Encoder.encode = deadly  # type: ignore[method-assign]
     return run_tokens(order)
+
+
+def stops(mark: str) -> str:
+    """The first attempt stops its own process, as a machine does that hangs."""
+    if mark and not os.path.exists(mark):
+        with open(mark + ".new", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename(mark + ".new", mark)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return "done"
