@@ -10,15 +10,15 @@ take turns with us, round after round.
     dedupe.exact_raw         MB/s of signing them with by: text
     dedupe.exact_normalised  MB/s of signing them with by: normalized
     dedupe.end_to_end_*      MB/s and core of a whole run from Parquet to Parquet with the one stage `exact`, `exact` by
-                             words, or `minhash`, on the documents of --end-mb: reading, ids, the copy of the first
-                             segment, signatures, clusters, writing, books; CPU seconds of all threads
+                             words, or `minhash`, on the documents of --end-mb: reading twice, ids, signatures,
+                             clusters, writing, books; CPU seconds of all threads
     dedupe.cluster_10m_s     wall seconds of MinHash.cluster on 10 million synthetic documents, 14 bands, a fifth of
                              them near copies; other counts by --documents
     dedupe.cluster_10m_cpu_s CPU seconds of the same, which other work on the machine changes less
     dedupe.cluster_10m_gb    the peak of anonymous memory while it ran
 
 To expect on one core of a server of 2024: signatures over 200 MB/s, 8 times rensa, hundreds of times datatrove; exact
-over 1,000 and over 250 MB/s; end to end over 25 MB/s; clustering under 20 s and 2 GB.
+over 1,000 and over 250 MB/s; end to end over 50 MB/s; clustering under 20 s and 2 GB.
 """
 
 from __future__ import annotations

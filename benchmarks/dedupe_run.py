@@ -60,11 +60,10 @@ def run(folder: Path, stage: str, number: int) -> tuple[float, int, int]:
         seconds = time.process_time() - start
     if outcome.failures:
         raise SystemExit("\n".join(outcome.failures))
-    books = [ShardLedger.model_validate_json(p.read_bytes()) for p in sorted(out.glob("02-*/ledger/*.json"))]
-    first = [ShardLedger.model_validate_json(p.read_bytes()) for p in sorted(out.glob("01-*/ledger/*.json"))]
+    books = [ShardLedger.model_validate_json(p.read_bytes()) for p in sorted(out.glob("01-*/ledger/*.json"))]
     return (
         seconds,
-        sum(b.stages[0].read.documents for b in first),
+        sum(b.stages[0].read.documents for b in books),
         sum(b.stages[-1].kept.documents for b in books),
     )
 

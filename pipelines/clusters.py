@@ -1,7 +1,7 @@
 """The documents of one cluster of duplicates, with what differs: `gristmill inspect RUN --cluster ID`.
 
 A cluster is named by the doc_id of the document that stayed (`<stage>.cluster`). The texts are those that the stage
-compared: what the segment before it kept.
+compared: what the segment before it kept, or the input.
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ from rich.console import Console, Group
 from rich.panel import Panel
 from rich.text import Text
 
+from gristmill.pipelines import recipe as recipes
 from gristmill.pipelines.inspect import visible
 from gristmill.pipelines.open_run import Run, RunError
 from gristmill.pipelines.report.dedupe import pair
+from gristmill.pipelines.upstream import upstream_of
+from gristmill.stages.shards import Shard, ShardError, join
+from gristmill.stages.stores import local_copy
 
 STYLES = {"same": "", "copy": "strike red", "stays": "green", "cut": "dim italic"}
 
@@ -76,13 +80,15 @@ def _is_cluster(column: str, segment: str) -> bool:
 
 
 def _texts(run: Run, segment: str, part: str, ids: list[str]) -> Iterator[tuple[tuple[str, str, str], dict[str, Any]]]:
-    at = run.segments.index(segment)
-    upstream = f"{run.segments[at - 1]}/kept/{part}" if at else None
-    if upstream is None or part not in run.files(f"{run.segments[at - 1]}/kept", ".parquet"):
+    recipe = recipes.load(local_copy(join(run.path, "recipe.yaml")))
+    upstream = upstream_of(recipe, run.path, segment)
+    shard = next(s for s in map(Shard.model_validate, run.inputs) if f"{s.part}.parquet" == part)
+    try:
+        for rows in upstream.rows(shard, pa.array(ids, pa.string()), ("doc_id", "text")):
+            for row in rows.to_pylist():
+                yield (segment, part, row["doc_id"]), {"text": row["text"]}
+    except ShardError:  # the part, or the input, is no longer there: the cluster is shown without its texts
         return
-    for rows in run.rows_by_id(upstream, pa.array(ids), ("doc_id", "text")):
-        for row in rows.to_pylist():
-            yield (segment, part, row["doc_id"]), {"text": row["text"]}
 
 
 def render(found: list[Member], console: Console) -> None:

@@ -26,9 +26,8 @@ import xxhash
 from scipy.stats import binom
 
 from gristmill.pipelines import recipe as recipes
-from gristmill.pipelines.inspect import Filter, pick
 from gristmill.pipelines.open_run import Run, RunError
-from gristmill.pipelines.work import kept_batches
+from gristmill.pipelines.upstream import Upstream, upstream_of
 from gristmill.stages.documents import BASE_FIELDS, Batch
 from gristmill.stages.minhash import MinHash, recall
 from gristmill.stages.shards import Shard, join, publish_bytes
@@ -86,15 +85,15 @@ def audit(run: Run, documents: int = 1_000, pairs: int = 500, seed: int = 0) -> 
     """
     segment, upstream, use = _stage_of(run)
     stage: MinHash = use.stage
-    chosen = _originals(run, upstream, use, documents, seed)
-    planted, true = _copies(stage, chosen, seed)
     shards = [Shard.model_validate(entry) for entry in run.inputs]
     signed = [shard for shard in shards if use.applies(shard.source)]
+    chosen = _originals(run, upstream, signed, stage, documents, seed)
+    planted, true = _copies(stage, chosen, seed)
     tables = [*(_signatures(run, segment, upstream, stage, shard) for shard in signed), _signed(stage, planted)]
     decisions, _ = stage.cluster(tables)
     found = _found(chosen, decisions, [shard.part for shard in signed])
     expected = np.array([_promise(stage, similarity) for similarity in true])
-    similarities, lowest, compared, unknown, removed = _pairs(run, segment, upstream, stage, pairs, seed)
+    similarities, lowest, compared, unknown, removed = _pairs(run, segment, upstream, signed, stage, pairs, seed)
     out = Audit(
         use.key,
         *stage.shape,
@@ -111,16 +110,14 @@ def audit(run: Run, documents: int = 1_000, pairs: int = 500, seed: int = 0) -> 
     return out
 
 
-def _stage_of(run: Run) -> tuple[str, str, recipes.StageUse]:
-    """(segment, the one before, the use of minhash)"""
+def _stage_of(run: Run) -> tuple[str, Upstream, recipes.StageUse]:
+    """(segment, the documents before it, the use of minhash)"""
     loaded = recipes.load(local_copy(join(run.path, "recipe.yaml")))
-    before = ""
     for segment in recipes.segments(loaded):
         if segment.gate is not None and isinstance(segment.gate.stage, MinHash):
             if segment.folder not in run.segments:
                 raise RunError(f"{run.path} has not come to {segment.folder} yet. Run the recipe again, then audit.")
-            return segment.folder, before, segment.gate
-        before = segment.folder
+            return segment.folder, upstream_of(loaded, run.path, segment.folder), segment.gate
     raise RunError(f"The recipe of {run.path} has no stage minhash: there is nothing to audit.")
 
 
@@ -135,27 +132,39 @@ class _Original:
     part: str
 
 
-def _originals(run: Run, upstream: str, use: recipes.StageUse, count: int, seed: int) -> list[_Original]:
+def _originals(
+    run: Run, upstream: Upstream, shards: Sequence[Shard], stage: MinHash, count: int, seed: int
+) -> list[_Original]:
     """Documents with enough shingles, by the lowest hash of their id; the same ones every time."""
-    stage: MinHash = use.stage.model_copy(update={"verify": "jaccard"})
-    out: list[_Original] = []
-    candidates = []
-    for part in run.parts("kept", upstream):
-        name = part.rsplit("/", 1)[-1].removesuffix(".parquet")
-        candidates += [_Original(row, name) for row in pick(run, [part], Filter(), 2 * count, seed)]
+    exact = stage.model_copy(update={"verify": "jaccard"})
+    candidates = [found for shard in shards for found in _lowest(upstream, shard, 2 * count, seed)]
     candidates.sort(key=lambda c: (_order(c.row, seed), c.part))
+    out: list[_Original] = []
     for original in candidates:
         if len(out) == count:
             break
-        if use.applies(original.row["source"]):
-            shingles = _shingle_sets(stage, _batch([original.row]))[0]
-            if len(shingles) >= MIN_SHINGLES:
-                out.append(original)
+        if len(_shingle_sets(exact, _batch([original.row]))[0]) >= MIN_SHINGLES:
+            out.append(original)
     if not out:
         raise RunError(
-            f"No document of {run.path}/{upstream} has {MIN_SHINGLES} shingles, so none can be edited to a similarity."
+            f"No document that {stage.name} compared in {run.path} has {MIN_SHINGLES} shingles, so none can be edited "
+            "to a similarity."
         )
     return out
+
+
+def _lowest(upstream: Upstream, shard: Shard, count: int, seed: int) -> list[_Original]:
+    """The documents of a shard with the lowest hashes of their ids."""
+    best: list[tuple[int, str, dict[str, Any]]] = []
+    for batch in upstream.batches(shard):
+        names = batch.select(["source", "doc_id"]).to_pylist()
+        orders = [_order(row, seed) for row in names]
+        limit = best[-1][0] if len(best) == count else 1 << 64
+        near = [i for i in np.argsort(np.array(orders, np.uint64))[:count].tolist() if orders[i] < limit]
+        rows = batch.take(pa.array(near, pa.int64())).to_pylist()
+        best += [(orders[i], row["doc_id"], row) for i, row in zip(near, rows, strict=True)]
+        best = sorted(best, key=lambda one: one[:2])[:count]
+    return [_Original(row, shard.part) for _, _, row in best]
 
 
 def _order(row: dict[str, Any], seed: int) -> int:
@@ -226,13 +235,12 @@ def _levels(true: Sequence[float], found: np.ndarray, promised: np.ndarray) -> I
 # Signatures
 
 
-def _signatures(run: Run, segment: str, upstream: str, stage: MinHash, shard: Shard) -> pa.Table:
+def _signatures(run: Run, segment: str, upstream: Upstream, stage: MinHash, shard: Shard) -> pa.Table:
     """Those of the run where it kept them, else made again."""
     name = f"{segment}/sign/{shard.part}.arrow"
     if shard.part + ".arrow" in run.files(f"{segment}/sign", ".arrow"):
         return run.arrow_table(name)
-    batches = kept_batches(join(run.path, upstream, "kept", f"{shard.part}.parquet"), _columns(stage))
-    signed = [stage.sign(batch) for batch in batches]
+    signed = [stage.sign(batch) for batch in upstream.batches(shard, _columns(stage))]
     return pa.Table.from_batches(signed) if signed else _signed(stage, _batch([]))
 
 
@@ -271,7 +279,7 @@ def _jaccard(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def _pairs(
-    run: Run, segment: str, upstream: str, stage: MinHash, count: int, seed: int
+    run: Run, segment: str, upstream: Upstream, shards: Sequence[Shard], stage: MinHash, count: int, seed: int
 ) -> tuple[list[float], list[tuple[float, str, str]], int, int, int]:
     """-> similarities ascending, the lowest with their names, pairs compared, chosen but not compared, removed."""
     removed = [
@@ -284,10 +292,12 @@ def _pairs(
     wanted = pa.array(sorted({row[name] for row in chosen for name in ("doc_id", "minhash.cluster")}), pa.string())
     texts: dict[tuple[str, str], str] = {}
     where: dict[str, list[str]] = {}
-    for part in run.parts("kept", upstream) if chosen else []:
-        for doc_id, text in _texts(run, part, wanted):
-            texts[part.rsplit("/", 1)[-1], doc_id] = text
-            where.setdefault(doc_id, []).append(part.rsplit("/", 1)[-1])
+    for shard in shards if chosen else ():
+        part = f"{shard.part}.parquet"
+        for rows in upstream.rows(shard, wanted, ("doc_id", "text")):
+            for doc_id, text in zip(rows["doc_id"].to_pylist(), rows["text"].to_pylist(), strict=True):
+                texts[part, doc_id] = text
+                where.setdefault(doc_id, []).append(part)
     exact = stage.model_copy(update={"verify": "jaccard"})
     found, unknown = [], 0
     for row in chosen:
@@ -310,12 +320,6 @@ def _removed_rows(run: Run, part: str) -> list[dict[str, Any]]:
         table = file.read(columns=["doc_id", "source", "stage", "minhash.cluster"])
     rows: list[dict[str, Any]] = table.filter(pc.equal(table["stage"], "minhash")).to_pylist()
     return rows
-
-
-def _texts(run: Run, part: str, wanted: pa.Array) -> Iterator[tuple[str, str]]:
-    """doc_id and text of the documents named."""
-    for rows in run.rows_by_id(part, wanted, ("doc_id", "text")):
-        yield from zip(rows["doc_id"].to_pylist(), rows["text"].to_pylist(), strict=True)
 
 
 # Output

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import orjson
 
-from gristmill.pipelines import work
 from gristmill.pipelines.near_holdout import (
     HOLDOUT_REPORT,
     found_card,
@@ -18,6 +17,7 @@ from gristmill.pipelines.tokenizer_card import (
     REPORT_VERSION,
     TOKENIZER_REPORT,
 )
+from gristmill.pipelines.upstream import parts_of
 from gristmill.stages.ledger import LedgerError, ShardLedger
 from gristmill.stages.shards import (
     Shard,
@@ -93,7 +93,7 @@ def ledger_done(out: str, folder: str, shard: Shard, key: str) -> bool:
 
 def opened_ledger(out: str, folder: str, shard: Shard) -> ShardLedger | None:
     """The ledger of a shard; None when it is missing or damaged."""
-    path = work.parts_of(out, folder, "ledger", shard, "json")
+    path = parts_of(out, folder, "ledger", shard, "json")
     try:
         return ShardLedger.opened(read_bytes(path), path)
     except (FileNotFoundError, LedgerError):

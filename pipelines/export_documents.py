@@ -30,7 +30,7 @@ import zstandard
 from gristmill.pipelines import recipe as recipes
 from gristmill.pipelines.dataset_card import Contents, card
 from gristmill.pipelines.open_run import Run, RunError
-from gristmill.pipelines.work import kept_batches
+from gristmill.pipelines.upstream import kept_batches
 from gristmill.stages.documents import Batch
 from gristmill.stages.ledger import FileRecord
 from gristmill.stages.shards import filesystem, join, publish, publish_bytes

@@ -20,7 +20,8 @@ from tokenizers import Tokenizer
 from gristmill.pipelines.near_holdout import NEAR_REASON, near_documents
 from gristmill.pipelines.poison import REASON, Guard, Poisoned
 from gristmill.pipelines.selection import file_batches, select
-from gristmill.pipelines.work import file_record, kept_batches, parts_of, versions, withdraw
+from gristmill.pipelines.upstream import kept_batches, parts_of
+from gristmill.pipelines.work import file_record, versions, withdraw
 from gristmill.stages.documents import Batch
 from gristmill.stages.language import Language
 from gristmill.stages.ledger import Amount, ShardLedger, StageLedger, amount

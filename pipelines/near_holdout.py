@@ -21,7 +21,8 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from gristmill.pipelines.work import kept_batches, parts_of, withdraw
+from gristmill.pipelines.upstream import kept_batches, parts_of
+from gristmill.pipelines.work import withdraw
 from gristmill.stages.documents import Batch
 from gristmill.stages.minhash import MinHash, band_name, recall
 from gristmill.stages.shards import Shard, filesystem, join, publish, publish_bytes, read_bytes

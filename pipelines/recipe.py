@@ -353,8 +353,8 @@ def _waits(recipe: Recipe, use: StageUse) -> bool:
 
 def segments(recipe: Recipe) -> tuple[Segment, ...]:
     """Cuts the stages where shards wait for each other: before a global stage, and before a row of stages whose models
-    train on documents of the run. The first segment reads the input; it has no stage when the first one waits. A model
-    behind a global stage trains on what that one kept."""
+    train on documents of the run. The first segment reads the input; it has no stage when the first one waits for such
+    a model. A model behind a global stage trains on what that one kept."""
     groups: list[list[StageUse]] = [[]]
     for use in recipe.uses:
         current = groups[-1]
@@ -362,6 +362,8 @@ def segments(recipe: Recipe) -> tuple[Segment, ...]:
         if is_global(use.stage) or (_waits(recipe, use) and not joins):
             groups.append([])
         groups[-1].append(use)
+    if not groups[0] and len(groups) > 1 and not any(_waits(recipe, use) for use in groups[1]):
+        del groups[0]  # a global stage reads the input itself
     out = []
     for index, group in enumerate(groups, 1):
         names = dict.fromkeys(name for use in group if (name := model_of(recipe, use)) is not None)

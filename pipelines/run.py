@@ -56,6 +56,7 @@ from gristmill.pipelines.tokenizer_card import (
     TokenizerReportOrder,
     run_tokenizer_report,
 )
+from gristmill.pipelines.upstream import Upstream, parts_of
 from gristmill.pipelines.warmup import warm
 from gristmill.stages.ledger import ShardLedger
 from gristmill.stages.readers import columns_of
@@ -235,9 +236,10 @@ class _Runner:
             folder = segment.segment.folder
             self.display.say(f"{folder}: {', '.join(use.heading for use in segment.segment.uses) or 'read'}")
             self._models(segment, upstream)
-            if segment.cluster is not None and upstream is not None:
-                self._gate(index, upstream)
-            self._shards(self.plan.segments[index], upstream)
+            before = Upstream(self.out, upstream, self.plan.recipe.max_chars, self.plan.recipe.unreadable == "count")
+            if segment.cluster is not None:
+                self._gate(index, before)
+            self._shards(self.plan.segments[index], before)
             self._plan_again()
             drop_signatures(segment, self.out)
             upstream = folder
@@ -330,7 +332,7 @@ class _Runner:
         labels = [f"model {order.name}" for order in orders]
         self._work(f"{segment.segment.folder} models", run_train, orders, labels, lambda _: {}, takes=["models"])
 
-    def _gate(self, index: int, upstream: str) -> None:
+    def _gate(self, index: int, upstream: Upstream) -> None:
         segment = self.plan.segments[index]
         folder, gate = segment.segment.folder, segment.segment.gate
         assert gate is not None
@@ -341,7 +343,7 @@ class _Runner:
         unsigned = [
             (shard, segment.sign_ordered[shard.index])
             for shard in signed
-            if card_key(work.parts_of(self.out, folder, "sign", shard, "json")) != segment.sign[shard.index]
+            if card_key(parts_of(self.out, folder, "sign", shard, "json")) != segment.sign[shard.index]
         ]
         resolved = self._resolved(gate)
         orders = [
@@ -364,17 +366,17 @@ class _Runner:
         )
 
     def _cluster_order(
-        self, segment: SegmentPlan, shards: Sequence[Shard], key: str, upstream: str, group: int | None = None
+        self, segment: SegmentPlan, shards: Sequence[Shard], key: str, upstream: Upstream, group: int | None = None
     ) -> work.ClusterOrder:
         assert segment.segment.gate is not None
         stage, keys = self._resolved(segment.segment.gate), tuple(segment.sign[shard.index] for shard in shards)
         return work.ClusterOrder(self.out, segment.segment.folder, tuple(shards), keys, key, stage, upstream, group)
 
-    def _groups(self, segment: SegmentPlan, signed: Sequence[Shard], upstream: str) -> None:
+    def _groups(self, segment: SegmentPlan, signed: Sequence[Shard], upstream: Upstream) -> None:
         """Decides group by group, each group in one worker, and sums up."""
         folder, gate = segment.segment.folder, segment.segment.gate
         assert gate is not None
-        signs = [orjson.loads(read_bytes(work.parts_of(self.out, folder, "sign", s, "json"))) for s in signed]
+        signs = [orjson.loads(read_bytes(parts_of(self.out, folder, "sign", s, "json"))) for s in signed]
         sizes = [(int(card["rows"]), int(card["bytes"])) for card in signs]
         groups = [[signed[i] for i in group] for group in gate.stage.groups(sizes)]
         orders = [self._cluster_order(segment, g, segment.group(g), upstream, g[0].index) for g in groups]
@@ -392,7 +394,7 @@ class _Runner:
         card = {"key": segment.cluster, "figures": figures | {"groups": len(cards)}, **total}
         publish_bytes(join(self.out, folder, "cluster", work.card_name(None)), orjson.dumps(card))
 
-    def _shards(self, segment: SegmentPlan, upstream: str | None) -> None:
+    def _shards(self, segment: SegmentPlan, upstream: Upstream) -> None:
         folder = segment.segment.folder
         schema = kept_schema(self.plan.recipe, segment.segment)
         left = self._left(folder, segment.shards, segment.ordered)
@@ -405,11 +407,9 @@ class _Runner:
                 key=key,
                 steps=tuple(self._step(use, segment) for use in segment.uses(shard)),
                 schema=schema,
-                max_chars=self.plan.recipe.max_chars,
                 sample_per_reason=self.plan.recipe.sample_per_reason,
                 removals_share=self.plan.recipe.removals_share,
                 poison=self._poison(folder, shard, key, segment.sign_ordered.get(shard.index, "")),
-                count_unreadable=self.plan.recipe.unreadable == "count",
             )
             for shard, key in self.missing.left(folder, left)
         ]
@@ -521,7 +521,7 @@ class _Runner:
         """UTF-8 bytes of text that a finished segment kept."""
         total = 0
         for shard in self.plan.shards:
-            path = work.parts_of(self.out, folder, "ledger", shard, "json")
+            path = parts_of(self.out, folder, "ledger", shard, "json")
             ledger = ShardLedger.opened(read_bytes(path), path)
             total += ledger.stages[-1].kept.bytes if ledger.stages else 0
         return total
@@ -529,7 +529,7 @@ class _Runner:
     def _manifest(self) -> None:
         infos: list[ShardInfo] = []
         for shard in self.plan.shards:
-            card = orjson.loads(read_bytes(work.parts_of(self.out, "tokens", "cards", shard, "json")))
+            card = orjson.loads(read_bytes(parts_of(self.out, "tokens", "cards", shard, "json")))
             infos.extend(ShardInfo.model_validate(info) for info in card["infos"])
         assert self.plan.recipe.tokenizer is not None
         encoder = Encoder(

@@ -28,6 +28,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from gristmill.pipelines.accounting import Accounting
 from gristmill.pipelines.poison import Guard, Poisoned
+from gristmill.pipelines.upstream import Upstream, parts_of
 from gristmill.stages.documents import (
     BASE_FIELDS,
     MAX_BATCH_BYTES,
@@ -36,10 +37,8 @@ from gristmill.stages.documents import (
     Batch,
     Result,
     apply_decisions,
-    slices,
 )
-from gristmill.stages.ledger import Amount, FileRecord, ShardLedger, StageLedger, book, count_measures
-from gristmill.stages.readers import read_batches
+from gristmill.stages.ledger import FileRecord, ShardLedger, StageLedger, book, count_measures
 from gristmill.stages.shards import (
     Shard,
     ShardError,
@@ -74,17 +73,15 @@ class ShardOrder:
 
     out: str  # run folder
     folder: str  # of the segment, below `out`
-    upstream: str | None  # folder of the segment before; None reads the input
+    upstream: Upstream
     shard: Shard
     key: str
     steps: tuple[StageStep, ...]
     schema: pa.Schema  # of the documents kept
-    max_chars: int
     sample_per_reason: int
     removals_share: float = 0.0  # of documents that go through all stages for the count of removals
     poison: tuple[Poisoned, ...] = ()  # documents that are known to kill a worker
     is_copy: bool = False  # a second attempt beside one that is slow: it must not take the first one's claim back
-    count_unreadable: bool = False  # a file that cannot be read is a failed document, not the end of the run
 
 
 @dataclass(frozen=True)
@@ -93,7 +90,7 @@ class SignOrder:
 
     out: str
     folder: str
-    upstream: str
+    upstream: Upstream
     shard: Shard
     key: str
     stage: Any
@@ -112,7 +109,7 @@ class ClusterOrder:
     sign_keys: tuple[str, ...]
     key: str
     stage: Any
-    upstream: str = ""  # folder of the segment before: for texts, to compare or to show
+    upstream: Upstream  # for texts, to compare or to show
     group: int | None = None  # index of the group's first shard, where a stage decides group by group
 
     @property
@@ -123,10 +120,6 @@ class ClusterOrder:
 
 def card_name(group: int | None) -> str:
     return "card.json" if group is None else f"group-{group:05d}.json"
-
-
-def parts_of(out: str, folder: str, kind: str, shard: Shard, ending: str) -> str:
-    return join(out, folder, kind, f"{shard.part}.{ending}")
 
 
 def withdraw(path: str) -> None:
@@ -236,46 +229,10 @@ def decided(stage: Any, batch: Batch, decisions: pa.Table) -> tuple[Result, int]
 
 
 def _input(order: ShardOrder, ledger: ShardLedger) -> Iterator[Batch]:
-    if order.upstream is None:
-        account = StageLedger(stage="read")
-        ledger.stages.append(account)
-        batches = read_batches(order.shard, account, ledger.problems, order.max_chars)
-        while True:
-            started = time.perf_counter()
-            try:
-                batch = next(batches, None)
-            except ShardError as error:
-                if not order.count_unreadable:
-                    raise
-                lost = Amount(documents=1, bytes=order.shard.size)
-                account.read, account.failed["unreadable"] = account.read + lost, lost
-                ledger.problems.append(f"unreadable: {error}")
-                batch = None
-            account.seconds += time.perf_counter() - started
-            if batch is None:
-                return
-            yield batch
-    else:
-        yield from kept_batches(parts_of(order.out, order.upstream, "kept", order.shard, "parquet"))
-
-
-def kept_batches(path: str, columns: Sequence[str] | None = None) -> Iterator[Batch]:
-    """The documents of a kept part in batches of the size that stages expect. Raises ShardError when it is missing."""
-    fs, inner = filesystem(path)
-    try:
-        opened = fs.open(inner, "rb")
-    except FileNotFoundError as error:
-        raise ShardError(
-            f"{path} is missing, though its ledger says that it was written. Run the recipe again."
-        ) from error
-    with opened as file:
-        for batch in pq.ParquetFile(file).iter_batches(
-            batch_size=MAX_BATCH_DOCUMENTS, columns=None if columns is None else list(columns)
-        ):
-            if "text" in batch.schema.names:
-                yield from slices(batch, pc.binary_length(batch["text"]).to_numpy(zero_copy_only=False))
-            else:
-                yield batch
+    if order.upstream.folder is not None:
+        return order.upstream.batches(order.shard)
+    ledger.stages.append(account := StageLedger(stage="read"))
+    return order.upstream.read(order.shard, account, ledger.problems)
 
 
 def _aligned(batch: Batch, schema: pa.Schema) -> Batch:
@@ -428,29 +385,21 @@ def run_sign(order: SignOrder) -> dict[str, Any]:
     writer = None
     stage = local_model(order.stage)
     needed = ["doc_id", *(name for name in order.stage.needs if name != "doc_id")]
-    source = parts_of(order.out, order.upstream, "kept", order.shard, "parquet")
     with publish(path) as file:
-        for batch in guard.batches(kept_batches(source, needed)):
+        for batch in guard.batches(order.upstream.batches(order.shard, needed)):
             signature = guard.sign(order.heading, batch, stage.sign)
             writer = writer or pa.ipc.new_file(file, signature.schema)
             writer.write_batch(signature)
             rows += signature.num_rows
             size += int(pc.sum(pc.binary_length(batch["text"])).as_py() or 0) if "text" in needed else 0
         if writer is None:
-            empty = _empty_batch(source, needed)
+            empty = order.upstream.empty(order.shard, needed)
             writer = pa.ipc.new_file(file, stage.sign(empty).schema)
         writer.close()
     guard.publish()
     card = {"key": guard.key, "rows": rows, "bytes": size, "seconds": time.perf_counter() - begun}
     publish_bytes(parts_of(order.out, order.folder, "sign", order.shard, "json"), orjson.dumps(card))
     return card
-
-
-def _empty_batch(path: str, columns: Sequence[str]) -> Batch:
-    fs, inner = filesystem(path)
-    with fs.open(inner, "rb") as file:
-        schema = pq.ParquetFile(file).schema_arrow
-    return pa.RecordBatch.from_arrays([pa.array([], schema.field(name).type) for name in columns], names=list(columns))
 
 
 def run_cluster(order: ClusterOrder) -> dict[str, Any]:
@@ -495,16 +444,14 @@ def _clustered(order: ClusterOrder, scratch: str) -> dict[str, Any]:
 def _compared(order: ClusterOrder) -> Iterator[Batch]:
     """The texts of all documents of a group, in the order of its signatures."""
     for shard in order.shards:
-        yield from kept_batches(parts_of(order.out, order.upstream, "kept", shard, "parquet"), ["text"])
+        yield from order.upstream.batches(shard, ["text"])
 
 
 def _texts(order: ClusterOrder, shard: int, ids: Sequence[str]) -> dict[str, str]:
     """Texts of documents of the shard at a place in `order.shards`, by doc_id."""
     out: dict[str, str] = {}
     wanted = pa.array(sorted(set(ids)), pa.string())
-    path = parts_of(order.out, order.upstream, "kept", order.shards[shard], "parquet")
-    for batch in kept_batches(path, ["doc_id", "text"]):
-        found = batch.filter(pc.is_in(batch["doc_id"], value_set=wanted))
+    for found in order.upstream.rows(order.shards[shard], wanted, ("doc_id", "text")):
         out |= dict(zip(found["doc_id"].to_pylist(), found["text"].to_pylist(), strict=True))
     return out
 

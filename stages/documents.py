@@ -230,15 +230,14 @@ def cut(batch: Batch, fails: Mapping[str, np.ndarray], counters: Mapping[str, in
     for i, name in enumerate(names):
         counted[f"rule.{name}"] = int(table[i].sum())
         counted[f"only.{name}"] = int((table[i] & (votes == 1)).sum())
-    dropped = batch.filter(pa.array(drop))
-    if names:
-        of_document = table[:, drop].T  # (dropped, rules); row-major nonzero gives the rules of each document in order
-        offsets = np.concatenate([[0], np.cumsum(of_document.sum(axis=1))]).astype(np.int32)
-        values = pa.array(names).take(pa.array(np.nonzero(of_document)[1]))
-        reasons = pa.ListArray.from_arrays(pa.array(offsets), values.cast(pa.string()))
-    else:
-        reasons = pa.array([], type=REASONS)
-    return Result(batch.filter(pa.array(~drop)), with_columns(dropped, {"reasons": reasons}), counted)
+    if not drop.any():
+        return Result(batch, with_columns(batch.slice(0, 0), {"reasons": pa.array([], type=REASONS)}), counted)
+    of_document = table[:, drop].T  # (dropped, rules); row-major nonzero gives the rules of each document in order
+    offsets = np.concatenate([[0], np.cumsum(of_document.sum(axis=1))]).astype(np.int32)
+    values = pa.array(names).take(pa.array(np.nonzero(of_document)[1]))
+    reasons = pa.ListArray.from_arrays(pa.array(offsets), values.cast(pa.string()))
+    dropped = with_columns(batch.filter(pa.array(drop)), {"reasons": reasons})
+    return Result(batch.filter(pa.array(~drop)), dropped, counted)
 
 
 def judge(batch: Batch, rules: Sequence[Rule], counters: Mapping[str, int] | None = None) -> Result:

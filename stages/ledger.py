@@ -12,6 +12,7 @@ merge exactly; no mean is stored.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import orjson
@@ -225,12 +226,27 @@ def merge(parts: Iterable[StageLedger]) -> dict[str, StageLedger]:
     return out
 
 
+_counted: list[tuple[tuple[Any, ...], pa.Array, np.ndarray]] = []  # the texts that `chars_of` saw last
+
+
+def chars_of(texts: pa.Array) -> np.ndarray:
+    """Characters of each text (n,) int64. The last answers are remembered: stage after stage books the same texts."""
+    place = (*(b.address if b is not None else 0 for b in texts.buffers()), texts.offset, len(texts), texts.type)
+    for known, _, chars in _counted:
+        if known == place:
+            return chars
+    chars = _lengths(pc.utf8_length(texts))
+    chars.flags.writeable = False
+    _counted[:] = [(place, texts, chars), *_counted[:1]]  # with the texts: else their memory may become another's
+    return chars
+
+
 def sizes(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     """Characters and bytes of each document, (n,) int64: of `text`, and of `html` where a row has that."""
     chars = np.zeros(batch.num_rows, np.int64)
     bytes_ = np.zeros(batch.num_rows, np.int64)
     if "text" in batch.schema.names:
-        chars += _lengths(pc.utf8_length(batch["text"]))
+        chars += chars_of(batch["text"])
         bytes_ += _lengths(pc.binary_length(batch["text"]))
     if "html" in batch.schema.names:
         bytes_ += _lengths(pc.binary_length(batch["html"]))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import IO, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 from fsspec.implementations.local import LocalFileSystem
 
@@ -119,6 +120,14 @@ class Reading:
         self._seen.add(digest)
         return doc_id
 
+    def are_new(self, ids: Sequence[str]) -> bool:
+        """True where each id is another one and none was seen; they are remembered then, as by `identify`."""
+        digests = {xxhash.xxh3_64_intdigest(doc_id.encode()) for doc_id in ids}
+        new = len(digests) == len(ids) and self._seen.isdisjoint(digests)
+        if new:
+            self._seen |= digests
+        return new
+
     def keep(self, row: tuple[Any, ...], weight: int) -> Iterator[Batch]:
         """Adds a row in the order of `schema`. weight: bytes of its content, or more. Gives a batch when it is full."""
         if self.rows and (len(self.rows) >= MAX_BATCH_DOCUMENTS or self.weight + weight > MAX_BATCH_BYTES):
@@ -135,9 +144,13 @@ class Reading:
         self.rows, self.weight = [], 0
         yield self.booked(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
 
-    def booked(self, batch: Batch) -> Batch:
-        """Books a batch as read and kept."""
-        size = amount(batch)
+    def booked(self, batch: Batch, chars: int | None = None) -> Batch:
+        """Books a batch as read and kept. chars: of its texts, where they were counted."""
+        if chars is None:
+            size = amount(batch)
+        else:
+            bytes_ = pc.sum(pc.binary_length(batch["text"])).as_py()
+            size = Amount(documents=batch.num_rows, chars=chars, bytes=int(bytes_ or 0))
         self.ledger.read = self.ledger.read + size
         self.ledger.kept = self.ledger.kept + size
         return batch

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 
 from gristmill.stages.documents import MAX_BATCH_BYTES, MAX_BATCH_DOCUMENTS, Batch, slices
 from gristmill.stages.ledger import Amount
+from gristmill.stages.readers_columns import base_columns, has_nul
 from gristmill.stages.readers_common import READ_FIELDS, Reading, clean_string
-from gristmill.stages.readers_record import base_row
 from gristmill.stages.shards import ShardError
 
 
@@ -99,9 +99,11 @@ def read_rows(reading: Reading, batch: Batch, first: int) -> Iterator[Batch]:
     kept = ~failed & ~large & ~empty
     if not kept.any():
         return
-    nuls = int(pc.sum(pc.count_substring(texts.filter(pa.array(kept)), "\0")).as_py() or 0)
+    # Counting takes as long as all else here, and web text has no NUL.
+    nuls = int(pc.sum(pc.count_substring(texts.filter(pa.array(kept)), "\0")).as_py() or 0) if has_nul(texts) else 0
     reading.edited(nuls, int(surrogates[kept].sum()))
-    yield from _documents(reading, batch, pc.replace_substring(texts, "\0", "\ufffd") if nuls else texts, kept, first)
+    clean = pc.replace_substring(texts, "\0", "\ufffd") if nuls else texts
+    yield from _documents(reading, batch, clean, chars, kept, first)
 
 
 def _decode(raw: pa.Array) -> tuple[pa.Array, np.ndarray, np.ndarray]:
@@ -124,20 +126,21 @@ def _decode(raw: pa.Array) -> tuple[pa.Array, np.ndarray, np.ndarray]:
     return pa.array(texts, pa.large_string()), surrogates, broken
 
 
-def _documents(reading: Reading, batch: Batch, texts: pa.Array, kept: np.ndarray, first: int) -> Iterator[Batch]:
-    """The rows that are kept, with their base columns, in batches of bounded size."""
+def _documents(
+    reading: Reading, batch: Batch, texts: pa.Array, chars: np.ndarray, kept: np.ndarray, first: int
+) -> Iterator[Batch]:
+    """The rows that are kept, with their base columns, in batches of bounded size. chars (n,) int64: of each text."""
     name = reading.names.get("text", "text")
-    mask = pa.array(kept)
-    others = batch.select([other for other in batch.schema.names if other != name]).filter(mask)
-    records = others.to_pylist() if others.num_columns else [{} for _ in range(int(kept.sum()))]
-    positions = np.flatnonzero(kept) + first
-    rows = [base_row(reading, record, int(at)) for record, at in zip(records, positions, strict=True)]
-    values = zip(*rows, strict=True)
-    columns = [pa.array(one, kind) for one, kind in zip(values, READ_FIELDS.values(), strict=True)]
-    whole = pa.RecordBatch.from_arrays([*columns, texts.filter(mask)], names=[*READ_FIELDS, "text"])
+    others = batch.select([other for other in batch.schema.names if other != name])
+    if not kept.all():
+        others, texts = others.filter(pa.array(kept)), texts.filter(pa.array(kept))
+    columns = base_columns(reading, others, np.flatnonzero(kept) + first)
+    whole = pa.RecordBatch.from_arrays([*columns, texts], names=[*READ_FIELDS, "text"])
     weights = pc.binary_length(whole["text"]).to_numpy()
     far = int(weights.sum()) > np.iinfo(np.int32).max  # offsets of a string column have 32 bits
     part: pa.RecordBatch
+    counted, row = chars[kept], 0
     for part in slices(whole, weights):
         near = part.take(pa.array(np.arange(part.num_rows))) if far else part
-        yield reading.booked(near.cast(reading.schema))
+        yield reading.booked(near.cast(reading.schema), int(counted[row : row + part.num_rows].sum()))
+        row += part.num_rows

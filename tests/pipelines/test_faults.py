@@ -145,11 +145,11 @@ def test_poison_found_while_signing_is_dropped_by_the_global_stage(
     book = opened.stages()["exact"]
     assert book.dropped["poison"].documents == 1
     assert book.kept.documents == 79
-    first = {p.name: p.read_bytes() for p in (tmp_path / "run/02-exact/kept").iterdir()}
-    for part in (tmp_path / "run/02-exact/ledger").iterdir():
+    first = {p.name: p.read_bytes() for p in (tmp_path / "run/01-exact/kept").iterdir()}
+    for part in (tmp_path / "run/01-exact/ledger").iterdir():
         part.unlink()
     do(recipe, tmp_path / "run")
-    assert {p.name: p.read_bytes() for p in (tmp_path / "run/02-exact/kept").iterdir()} == first
+    assert {p.name: p.read_bytes() for p in (tmp_path / "run/01-exact/kept").iterdir()} == first
 
 
 def test_a_second_driver_does_nothing(tmp_path: Path) -> None:

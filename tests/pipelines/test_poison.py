@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from gristmill.pipelines import poison, work
 from gristmill.pipelines.engine import Care, Failure, open_engine
 from gristmill.pipelines.isolation import Limits, SetAside, isolated
+from gristmill.pipelines.upstream import Upstream, parts_of
 from gristmill.stages.ledger import ShardLedger
 from gristmill.stages.readers import READ_FIELDS
 from gristmill.stages.shards import Shard
@@ -42,31 +43,30 @@ def order_of(folder: Path, marks: Mapping[int, str], documents: int = 300, index
     return work.ShardOrder(
         out=str(folder / "run"),
         folder="01-fragile",
-        upstream=None,
+        upstream=Upstream(str(folder / "run"), None, 1_000_000, count_unreadable=False),
         shard=shard,
         key=f"key-{index}",
         steps=(step,),
         schema=SCHEMA,
-        max_chars=1_000_000,
         sample_per_reason=3,
         removals_share=1.0,
     )
 
 
 def published(order: Any) -> dict[str, bytes]:
-    paths = [work.parts_of(order.out, order.folder, kind, order.shard, "parquet") for kind in ("kept", "dropped")]
+    paths = [parts_of(order.out, order.folder, kind, order.shard, "parquet") for kind in ("kept", "dropped")]
     return {path: Path(path).read_bytes() for path in paths}
 
 
 def gone(order: Any) -> dict[str, list[str]]:
     """doc_id -> reasons of dropped documents."""
-    table = pq.read_table(work.parts_of(order.out, order.folder, "dropped", order.shard, "parquet"))
+    table = pq.read_table(parts_of(order.out, order.folder, "dropped", order.shard, "parquet"))
     return dict(zip(table["doc_id"].to_pylist(), table["reasons"].to_pylist(), strict=True))
 
 
 def check(order: Any, poisonous: set[str], documents: int = 300) -> ShardLedger:
     """The books balance, and exactly these documents are dropped as poison."""
-    path = work.parts_of(order.out, order.folder, "ledger", order.shard, "json")
+    path = parts_of(order.out, order.folder, "ledger", order.shard, "json")
     ledger = ShardLedger.opened(Path(path).read_bytes(), path)
     ledger.check(path)
     account = ledger.stages[-1]
@@ -111,7 +111,7 @@ def test_a_stage_that_takes_nothing_is_a_fault_of_the_stage(tmp_path: Path) -> N
     order = order_of(tmp_path, dict.fromkeys(range(300), "RAISE"))
     with pytest.raises(poison.StageFault, match=r"stage fragile: cannot take more than 20 documents.*no such luck"):
         work.run_shard(order)
-    assert not Path(work.parts_of(order.out, order.folder, "ledger", order.shard, "json")).exists()
+    assert not Path(parts_of(order.out, order.folder, "ledger", order.shard, "json")).exists()
 
 
 @settings(max_examples=15, deadline=None)
@@ -122,7 +122,7 @@ def test_the_rest_is_as_if_poison_had_never_been_there(
     folder = tmp_path_factory.mktemp("rest")
     order = order_of(folder, dict.fromkeys(marked, "RAISE"), 60)
     work.run_shard(order)
-    kept = pq.read_table(work.parts_of(order.out, order.folder, "kept", order.shard, "parquet"))["doc_id"].to_pylist()
+    kept = pq.read_table(parts_of(order.out, order.folder, "kept", order.shard, "parquet"))["doc_id"].to_pylist()
     assert kept == [f"d{i}" for i in range(60) if i not in marked and i % 10]
 
 

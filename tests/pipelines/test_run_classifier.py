@@ -153,7 +153,7 @@ def test_other_shards_keep_the_same_documents(folder: Path, tmp_path: Path, engl
     first, second = (open_run(tmp_path / name / "run") for name in "ab")
     assert len(kept_documents(first)) == 44  # ceil(0.27 * 160)
     assert kept_documents(first) == kept_documents(second)
-    figures = [r.clusters["02-classifier"]["figures"] for r in (first, second)]
+    figures = [r.clusters["01-classifier"]["figures"] for r in (first, second)]
     assert figures[0] == figures[1]
 
 

@@ -125,7 +125,7 @@ def test_a_second_dump_costs_only_itself(second: Callable[[str], Path], mine: Pa
     before = stamps(mine / "run")
     recipe = second("")
     do(recipe, tmp_path / "second")
-    assert len(list((tmp_path / "second/02-minhash/sign").glob("*.arrow"))) == 3
+    assert len(list((tmp_path / "second/01-minhash/sign").glob("*.arrow"))) == 3
     assert stamps(mine / "run") == before
     book = open_run(tmp_path / "second").stages()["minhash"]
     signed = open_run(mine / "run").stages("readmes")["minhash"].read.documents
