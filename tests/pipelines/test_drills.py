@@ -141,8 +141,7 @@ def test_a_disk_that_is_full_and_then_is_not(corpus: tuple[Path, dict[str, bytes
         assert f"The storage of {disk}/run does not take any more: " in shown
         assert "No space left on device" in shown
         subprocess.run(["mount", "-o", "remount,size=50m", str(disk)], check=True)
-        shown = run(recipe, disk / "run", "--workers", "2")
-        assert "Going on: " in shown
+        run(recipe, disk / "run", "--workers", "2")
         sound(disk / "run", expected)
 
 
