@@ -169,7 +169,8 @@ def _run(recipe: Recipe, out: str, options: Options, display: Display, lock: Run
         runner.segments()
         runner.tokens()
         runner.end()
-    if engine.cut_short:
+    # A scheduler of its own begins pieces of a dead worker again without telling the driver.
+    if engine.cut_short or options.scheduler is not None or options.cluster is not None:
         remove_leftovers(out)
     return outcome
 
