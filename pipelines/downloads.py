@@ -18,6 +18,7 @@ import orjson
 import xxhash
 from pydantic import ValidationError
 
+from gristmill.pipelines.cluster_file import ClusterSettings
 from gristmill.pipelines.engine import Care, Engine, Failure, open_engine
 from gristmill.pipelines.progress import Display, Phase
 from gristmill.pipelines.recipe import Recipe, load
@@ -95,12 +96,18 @@ def jobs(spec: str | None, out: str | None, options: Mapping[str, Any]) -> list[
     return [Job("download", settings, where.rstrip("/"))]
 
 
-def fetch_job(job: Job, wanted: Sequence[Wanted], display: Display, scheduler: str | None = None) -> list[Card]:
-    """Fetches the files of a job: from the workers of a running cluster, else from here."""
+def fetch_job(
+    job: Job,
+    wanted: Sequence[Wanted],
+    display: Display,
+    scheduler: str | None = None,
+    cluster: ClusterSettings | None = None,
+) -> list[Card]:
+    """Fetches the files of a job: from the workers of a cluster, else from here."""
     check_writable(job.folder)
-    if scheduler is None:
+    if scheduler is None and cluster is None:
         return download(job.settings, wanted, job.folder, display, job.name)
-    with open_engine(scheduler=scheduler) as engine:
+    with open_engine(scheduler=scheduler, cluster=cluster) as engine:
         return download(job.settings, wanted, job.folder, display, job.name, engine)
 
 
@@ -125,9 +132,15 @@ def chosen(settings: Download, folder: str, *, refresh: bool = False, keep: bool
 
 
 def fetch_sources(
-    recipe: Recipe, out: str, display: Display, *, scheduler: str | None = None, refresh: bool = False
+    recipe: Recipe,
+    out: str,
+    display: Display,
+    *,
+    scheduler: str | None = None,
+    cluster: ClusterSettings | None = None,
+    refresh: bool = False,
 ) -> None:
-    """Fetches what the sources of a recipe still need: from the workers of a running cluster, else from here.
+    """Fetches what the sources of a recipe still need: from the workers of a cluster, else from here.
 
     Raises DownloadError with the list of what could not be fetched.
     """
@@ -136,7 +149,7 @@ def fetch_sources(
         check_writable(folder)
         wanted = chosen(settings, folder, refresh=refresh)
         if not settings.stream:
-            fetch_job(Job(f"download {source}", settings, folder), wanted, display, scheduler)
+            fetch_job(Job(f"download {source}", settings, folder), wanted, display, scheduler, cluster)
 
 
 def _downloads(recipe: Recipe) -> list[tuple[str, Download]]:

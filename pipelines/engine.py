@@ -1,4 +1,4 @@
-"""The one engine: where the work of a run is done. The only module that knows Dask.
+"""The one engine: where the work of a run is done. With `connect.py`, all that knows Dask.
 
 `engine.run(function, orders, done)` calls `done(position, result)` as pieces end and gives back what failed. The
 scheduler holds a few pieces a worker at a time, however many there are, or `at_once` of them altogether. A piece that
@@ -10,22 +10,23 @@ worker, and the first to end counts: both write the same bytes.
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import queue
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from gristmill.pipelines.cluster_file import ClusterSettings
+from gristmill.pipelines.connect import Troubles, connected, local, offering, running_scheduler
 from gristmill.pipelines.faults import LASTING
 from gristmill.pipelines.isolation import TIMEOUT_S, Limits, SetAside, isolated, watched
 from gristmill.pipelines.poison import StageFault
-from gristmill.pipelines.worker_check import EngineError, compare_workers
+from gristmill.pipelines.worker_check import FOUND_IN_S, EngineError, compare_workers, unfit
 from gristmill.stages.stores import passing
 
 __all__ = ["PLAIN", "Care", "Engine", "EngineError", "Failure", "InProcess", "OnDask", "Running", "open_engine"]
@@ -38,6 +39,7 @@ KILLS = 3  # of a worker by one piece
 WINDOW = 3  # pieces a worker that the scheduler holds
 STRAGGLER_S = 30.0  # a piece that takes less is not begun twice
 STRAGGLER_MEDIANS = 2.0  # nor one that takes less than this many times the median of the others
+ASKED_EVERY_S = 2.0  # which workers there are
 MEMORY_SHARE = 0.95  # of a worker's memory for a child: where Dask ends a worker
 
 
@@ -59,6 +61,7 @@ class Care:
 
     guarded: bool = False  # the function asks a `Guard`: documents that kill are found, and a step has a time limit
     at_once: int | None = None  # pieces in all that the scheduler may hold; None: a few a worker
+    resources: Mapping[str, float] = field(default_factory=dict)  # what a piece takes of its worker, by name
     copy: Callable[[Any], Any] | None = None  # the order for a second attempt beside the first; None: never
 
 
@@ -164,8 +167,18 @@ class OnDask:
         timeout_s: float = TIMEOUT_S,
         straggler_s: float = STRAGGLER_S,
         pauses_s: Sequence[float] = PAUSES_S,
+        at_most: int = 0,
+        out: str | None = None,
+        wait_s: float = FOUND_IN_S,
+        say: Callable[[str], None] = lambda _: None,
+        troubles: Troubles | None = None,
     ) -> None:
+        """at_most: workers that there may be later. out: the run folder, where workers that join later are asked
+        whether they can do the work. wait_s: for a worker that offers what a piece takes."""
         self._client = client
+        self._out, self.wait_s, self.say, self._troubles = out, wait_s, say, troubles
+        self._at_most, self._known = at_most, set(client.nthreads())
+        self._alone_since: float | None = None  # no worker is there since then
         self.dashboard = str(client.dashboard_link) if client.dashboard_link else None
         self.timeout_s, self.straggler_s, self.pauses_s = timeout_s, straggler_s, pauses_s
         self.cut_short = 0  # attempts that may have left half-written files: killed, or overtaken
@@ -175,8 +188,33 @@ class OnDask:
     def workers(self) -> int:
         return max(1, sum(self._client.nthreads().values()))
 
+    @property
+    def width(self) -> int:
+        """Workers that there are or may be: a cluster that adapts grows only when it sees work."""
+        return max(self.workers, self._at_most)
+
     def running(self) -> list[Running]:
         return [] if self._current is None else self._current.running()
+
+    def look(self) -> None:
+        """Asks workers that joined whether they can do the work, and says when there are none."""
+        there = set(self._client.nthreads())
+        if self._out is not None and (new := there - self._known):
+            bad = unfit(self._client, sorted(new), self._out)
+            for problem in bad.values():
+                self.say(f"Not used: {problem}")
+            if bad:
+                self._client.retire_workers(workers=list(bad), close_workers=True, remove=True)
+        self._known = there
+        now = time.monotonic()
+        if there:
+            self._alone_since = None
+        elif self._alone_since is None:
+            self._alone_since = now
+        elif now - self._alone_since > self.wait_s:
+            self._alone_since = now
+            trouble = self._troubles.last() if self._troubles is not None else ""
+            self.say(f"No worker is there since {self.wait_s:.0f} s; the run waits for one to come.{trouble}")
 
     def run(
         self, function: Callable[[Any], Any], orders: Sequence[Any], done: Done, care: Care = PLAIN
@@ -221,7 +259,8 @@ class _Pass:
         self._ended: queue.SimpleQueue[tuple[_Piece, Any]] = queue.SimpleQueue()
         self._seconds: list[float] = []  # that pieces took
         self._failures: list[Failure] = []
-        self._workers, self._asked = engine.workers, time.monotonic()
+        self._workers, self._width, self._asked = engine.workers, engine.width, time.monotonic()
+        self._unserved: float | None = time.monotonic() if care.resources else None
         self._all_submitted = False
 
     def running(self) -> list[Running]:
@@ -239,6 +278,7 @@ class _Pass:
             else:
                 if piece.position in self._flying and future in piece.futures:
                     self._take(piece, future)
+            self._refresh()
             if any(failure.kind == "storage" for failure in self._failures):
                 self._client.cancel([future for piece in self._flying.values() for future in piece.futures])
                 break
@@ -249,7 +289,7 @@ class _Pass:
         now = time.monotonic()
         while self._again and self._again[0][0] <= now:
             self._submit(self._again.popleft()[1])
-        while not self._all_submitted and len(self._flying) < (self._care.at_once or WINDOW * self._workers):
+        while not self._all_submitted and len(self._flying) < (self._care.at_once or WINDOW * self._width):
             position = next(self._waiting, None)
             if position is None:
                 self._all_submitted = True
@@ -261,6 +301,8 @@ class _Pass:
     def _submit(self, piece: _Piece, order: Any = None, **where: Any) -> None:
         order = self._orders[piece.position] if order is None else order
         piece.submitted = time.monotonic()
+        if self._care.resources:
+            where["resources"] = dict(self._care.resources)
         if piece.kills:
             timeout_s = self._engine.timeout_s if self._care.guarded else math.inf
             future = self._client.submit(in_child, self._function, order, timeout_s, pure=False, **where)
@@ -316,12 +358,30 @@ class _Pass:
                 "and run the same command again."
             )
         now = time.monotonic()
-        if now - self._asked > 2.0:
-            self._workers, self._asked = self._engine.workers, now
         if self._care.copy is None or not self._all_submitted or self._again or len(self._flying) >= self._workers:
             return
         for piece in straggling(self._flying.values(), self._seconds, now, self._engine.straggler_s):
             self._copy(piece)
+
+    def _refresh(self) -> None:
+        """Every two seconds: which workers there are now, and whether one of them can take the pieces."""
+        now = time.monotonic()
+        if now - self._asked <= ASKED_EVERY_S:
+            return
+        self._engine.look()
+        self._workers, self._width, self._asked = self._engine.workers, self._engine.width, now
+        if self._unserved is None:
+            return
+        workers = self._client.scheduler_info(n_workers=-1)["workers"]
+        if offering(workers, self._care.resources):
+            self._unserved = None
+        elif now - self._unserved > self._engine.wait_s:
+            offers = sorted({str(one.get("resources") or "nothing") for one in workers.values()})
+            raise EngineError(
+                f"No worker offers {dict(self._care.resources)}, which this work takes by the file of --cluster, since "
+                f"{self._engine.wait_s:.0f} s. Workers offer: {', '.join(offers) or 'there are none'}. Start some with "
+                '`dask worker --resources "NAME=AMOUNT"`, or take the name out of `resources`.'
+            )
 
     def _copy(self, piece: _Piece) -> None:
         """Begins a piece a second time, on another worker than the first."""
@@ -358,45 +418,38 @@ def open_engine(
     debug: bool = False,
     workers: int | None = None,
     scheduler: str | None = None,
+    cluster: ClusterSettings | None = None,
     connect_s: float = 15.0,
     timeout_s: float = TIMEOUT_S,
     out: str | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Engine]:
-    """In-process, a cluster of this machine's processes (default), or a running scheduler.
+    """In-process, a cluster of this machine's processes (default), a running scheduler, or a cluster of a file.
 
     workers: processes of one thread each; one a core where not given. timeout_s: for one batch in one stage. out: the
-    run folder, which workers of a running scheduler must see. Raises EngineError when the scheduler does not answer,
-    its workers run other versions of the packages, or do not see the same storage.
+    run folder, which workers of other machines must see. say: told of workers that come and cannot do the work.
+    Raises EngineError when the scheduler does not answer, no worker comes, they run other versions of the packages, or
+    do not see the same storage.
     """
     if debug:
         yield InProcess()
         return
-    import dask
-    from distributed import Client, LocalCluster
-
-    # A worker's death counts for every piece that it held, so the driver counts for itself.
-    dask.config.set({"distributed.scheduler.allowed-failures": 0, "distributed.admin.log-format": "%(message)s"})
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)
-    if scheduler is not None:
-        try:
-            client = Client(scheduler, timeout=connect_s)
-        except (OSError, TimeoutError) as error:
-            raise EngineError(
-                f"No Dask scheduler answers at {scheduler}: {error}. Start one with `dask scheduler` and at least one "
-                f"`dask worker {scheduler}`."
-            ) from error
-        with client:
-            compare_workers(client, scheduler, out)
+    with ExitStack() as stack:
+        if scheduler is None and cluster is None:
+            client = stack.enter_context(local(workers or os.cpu_count() or 1))
             yield OnDask(client, timeout_s=timeout_s)
-        return
-    count = workers or os.cpu_count() or 1
-    cluster = LocalCluster(
-        n_workers=count,
-        threads_per_worker=1,
-        processes=True,
-        host="127.0.0.1",
-        dashboard_address="127.0.0.1:0",
-        silence_logs=logging.CRITICAL,
-    )
-    with cluster, Client(cluster) as client:
-        yield OnDask(client, timeout_s=timeout_s)
+            return
+        settings = cluster or running_scheduler(str(scheduler))
+        troubles = stack.enter_context(Troubles())
+        client = stack.enter_context(connected(settings, troubles, connect_s))
+        compare_workers(client, settings.scheduler or str(settings.cls), out, settings.workers_within_s)
+        troubles.said.clear()
+        yield OnDask(
+            client,
+            timeout_s=timeout_s,
+            at_most=settings.adapt.maximum if settings.adapt else 0,
+            out=out,
+            wait_s=settings.workers_within_s,
+            say=say,
+            troubles=troubles,
+        )

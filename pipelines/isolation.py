@@ -37,13 +37,13 @@ from gristmill.pipelines.poison import (
     WATCH,
     WRITE,
     Poisoned,
+    cut_of,
     load,
     path_of,
     save,
 )
 
 KILLS = 2  # of a step without documents to tell apart, after the one of the worker that brought the shard here
-PIECES = 16  # that a range is cut into: 8,192 documents come down to one in four deaths
 TIMEOUT_S = 1800.0  # for one batch in one stage, at most 8,192 documents: 0.2 s a document
 _NOTE_BYTES = 8192
 _LOG_BYTES = 8192  # of a dead child's last words
@@ -174,9 +174,8 @@ def isolated(function: Callable[[Any], Any], order: Any, limits: Limits) -> Any:
 
 def _cut(edges: dict[tuple[int, str], list[int]], death: _Death) -> None:
     """Cuts the range that killed into pieces."""
-    size = death.stop - death.first
-    inner = [death.first + size * i // PIECES for i in range(PIECES + 1)]  # the first time: of the whole batch
-    edges[death.batch, death.stage] = sorted({*edges.get((death.batch, death.stage), ()), *inner})
+    place = death.batch, death.stage
+    edges[place] = cut_of(edges.get(place, ()), death.first, death.stop)
 
 
 def _child(

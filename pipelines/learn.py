@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from tokenizers import Tokenizer
 
 from gristmill.pipelines.near_holdout import NEAR_REASON, near_documents
+from gristmill.pipelines.poison import REASON, Guard, Poisoned
 from gristmill.pipelines.selection import file_batches, select
 from gristmill.pipelines.upstream import kept_batches, parts_of
 from gristmill.pipelines.work import file_record, versions, withdraw
@@ -32,6 +33,8 @@ from gristmill.tokenize.sample import is_held_out
 from gristmill.tokenize.shards import ShardInfo, Split
 from gristmill.tokenize.train import TokenizerSettings, tokenizer_bytes, train
 from gristmill.tokenize.write import write_shard
+
+TOKENIZE = "tokenize"  # what the books call it
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,8 @@ class TokensOrder:
     max_tokens: int | None = None
     shuffle_seed: int | None = None
     drop_near: bool = False  # what `near_holdout.py` found in this shard is left out
+    folder: str = "tokens"
+    poison: tuple[Poisoned, ...] = ()  # documents that are known to kill a worker
 
 
 def run_train(order: TrainOrder) -> dict[str, Any]:
@@ -153,17 +158,28 @@ def train_on_kept(order: TokenizerOrder, on_read: Callable[[int], None] | None =
 
 
 def run_tokens(order: TokensOrder) -> dict[str, Any]:
-    """Encodes one kept part -> its ledger: documents in; tokens of the training part kept, the held-out part apart."""
+    """Encodes one kept part -> its ledger: documents in; tokens of the training part kept, the held-out part apart.
+
+    A document that cannot be encoded is found by cutting its batch in pieces: the part is begun anew for each cut.
+    """
+    guard = Guard(order)
+    while True:
+        try:
+            return _tokens(order, guard)
+        except Exception as error:
+            guard.blame(error)
+
+
+def _tokens(order: TokensOrder, guard: Guard) -> dict[str, Any]:
     folder = join(order.out, "tokens")
     ledger_path = parts_of(order.out, "tokens", "ledger", order.shard, "json")
     withdraw(ledger_path)
     remove_pieces(folder, order.shard.part)
     remove_pieces(folder, holdout_name(order.shard))
     begun = time.perf_counter()
-    account = StageLedger(stage="tokenize")
-    encoder = order_encoder(order)
+    account, encoder = StageLedger(stage=TOKENIZE), order_encoder(order)
     infos = write_shard(
-        counted(order, account),
+        counted(order, account, guard),
         encoder,
         folder,
         order.shard.part,
@@ -173,20 +189,28 @@ def run_tokens(order: TokensOrder) -> dict[str, Any]:
         max_tokens=order.max_tokens,
         shuffle_seed=order.shuffle_seed,
     )
+    problems, key = guard.publish(), guard.key
+    infos = [info.model_copy(update={"key": key}) for info in infos]
     for info in infos:
         enter(account, info.split, Amount(documents=info.documents, bytes=info.bytes, tokens=info.tokens))
     close(account, begun)
     said = {"encoder": encoder.active, "message": encoder.message}
-    return publish_ledger(order, account, infos, said, seconds=account.seconds)
+    return publish_ledger(order, account, infos, said, key=key, problems=problems)
 
 
-def counted(order: TokensOrder, account: StageLedger) -> Iterator[Batch]:
-    """The documents of a kept part that become tokens; what is read and what is near to held-out ones is booked."""
+def counted(order: TokensOrder, account: StageLedger, guard: Guard) -> Iterator[Batch]:
+    """The documents of a kept part that become tokens; what is read, what cannot be encoded, and what is near to
+    held-out documents is booked."""
     near = pa.array(near_documents(order.out, order.shard) if order.drop_near else [], pa.string())
     path = parts_of(order.out, order.upstream, "kept", order.shard, "parquet")
-    for batch in kept_batches(path, ["doc_id", "source", "text"]):
+
+    def poisoned(rows: Batch) -> None:
+        account.dropped[REASON] = account.dropped.get(REASON, Amount()) + amount(rows)
+
+    for batch in guard.batches(kept_batches(path, ["doc_id", "source", "text"])):
         account.read = account.read + amount(batch)
-        yield _without_near(batch, near, order.holdout_share, account) if len(near) else batch
+        for piece in guard.pieces(TOKENIZE, batch, poisoned):
+            yield _without_near(piece, near, order.holdout_share, account) if len(near) else piece
 
 
 def order_encoder(order: TokensOrder) -> Encoder:
@@ -205,12 +229,18 @@ def enter(account: StageLedger, split: Split, size: Amount) -> None:
 
 
 def publish_ledger(
-    order: TokensOrder, account: StageLedger, infos: Sequence[ShardInfo], said: Mapping[str, Any], *, seconds: float
+    order: TokensOrder,
+    account: StageLedger,
+    infos: Sequence[ShardInfo],
+    said: Mapping[str, Any],
+    *,
+    key: str,
+    problems: Sequence[str],
 ) -> dict[str, Any]:
     """Publishes the card of token shards, then their ledger, after it was checked -> the ledger."""
     folder = join(order.out, "tokens")
     ledger = ShardLedger(
-        key=order.key,
+        key=key,
         segment="tokens",
         shard=order.shard.index,
         source=order.shard.source,
@@ -219,10 +249,11 @@ def publish_ledger(
         files=[file_record(folder, name) for info in infos for name in (info.bin, info.idx)],
         versions=versions(),
         host=socket.gethostname(),
-        seconds=seconds,
+        seconds=account.seconds,
+        problems=list(problems),
     )
     ledger.check(f"tokens/{order.shard.part}")
-    card = {"infos": [info.model_dump() for info in infos], **said, "key": order.key}
+    card = {"infos": [info.model_dump() for info in infos], **said, "key": key}
     publish_bytes(parts_of(order.out, "tokens", "cards", order.shard, "json"), orjson.dumps(card))
     publish_bytes(parts_of(order.out, "tokens", "ledger", order.shard, "json"), ledger.sealed())
     return ledger.model_dump()

@@ -7,6 +7,9 @@
 The file is created exclusively where the storage can do that, and renewed every few seconds. A lock is stale when its
 process is gone (same host, same boot, same process namespace), and elsewhere when it was not renewed for
 `stale_after_s`. A stale lock is taken over without a question.
+
+Clocks jump, and those of two hosts differ. So a process is known by its start on the clock of the boot, which nobody
+sets, and a lock of another host that looks stale by its time is watched for some renewals before it is taken over.
 """
 
 from __future__ import annotations
@@ -15,10 +18,11 @@ import contextlib
 import fcntl
 import os
 import socket
+import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,6 +37,7 @@ from gristmill.stages.stores import check_writable
 
 NAME = "driver.lock"
 RENEW_S = 10.0
+WATCHED_RENEWALS = 3  # of a lock that looks stale: nobody behind it when none of them comes
 STALE_AFTER_S = 120.0  # twelve renewals missed: a pause of the storage or of the process does not last that long
 
 
@@ -48,6 +53,7 @@ class Holder(BaseModel):
     host: str
     pid: int
     process_start: float  # seconds since 1970, as the system has it: a process id is used again
+    since_boot: float | None = None  # seconds from the boot to the start of the process; None where it is not known
     boot: str  # identity of the boot and of the process namespace; "" where the system does not say
     started: float  # seconds since 1970, when the lock was taken
     renewed: float  # the same, of the last renewal
@@ -63,9 +69,18 @@ def _boot() -> str:
     """The same for two processes exactly when they see the same process ids; "" where that is not known."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+        return " ".join([boot, *(os.readlink(f"/proc/self/ns/{name}") for name in ("pid", "time"))])
     except OSError:
         return ""
+
+
+def _since_boot(pid: int) -> float | None:
+    """Seconds from the boot to the start of a process: the same whatever the clock does. None where it is not known."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5), counted after the name
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _me() -> Holder:
@@ -75,6 +90,7 @@ def _me() -> Holder:
         host=socket.gethostname(),
         pid=process.pid,
         process_start=process.create_time(),
+        since_boot=_since_boot(process.pid),
         boot=_boot(),
         started=now,
         renewed=now,
@@ -84,16 +100,29 @@ def _me() -> Holder:
 
 def is_stale(holder: Holder, now: float, stale_after_s: float = STALE_AFTER_S) -> bool:
     """True when nobody can be behind the lock any more. now: seconds since 1970."""
-    if holder.host == socket.gethostname() and holder.boot and holder.boot == _boot():
+    if _is_here(holder):
         try:
             process = psutil.Process(holder.pid)
-            dead = process.status() == psutil.STATUS_ZOMBIE
-            return dead or abs(process.create_time() - holder.process_start) > 1.0
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return True
+            started = _since_boot(holder.pid)
+            if holder.since_boot is not None and started is not None:
+                return started != holder.since_boot
+            return abs(process.create_time() - holder.process_start) > 1.0
         except psutil.NoSuchProcess:
             return True
         except psutil.AccessDenied:
             return False
     return now - holder.renewed > stale_after_s
+
+
+def _is_here(holder: Holder) -> bool:
+    """True when this machine can say whether the holder's process lives."""
+    return holder.host == socket.gethostname() and bool(holder.boot) and holder.boot == _boot()
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 def holder_of(folder: str) -> Holder | None:
@@ -110,10 +139,17 @@ class RunLock:
     Raises LockError when another driver has it, StoreError for a bucket that is missing or may not be written.
     """
 
-    def __init__(self, folder: str, *, renew_s: float = RENEW_S, stale_after_s: float = STALE_AFTER_S) -> None:
+    def __init__(
+        self,
+        folder: str,
+        *,
+        renew_s: float = RENEW_S,
+        stale_after_s: float = STALE_AFTER_S,
+        say: Callable[[str], None] = _to_stderr,
+    ) -> None:
         self.folder, self.path = folder, join(folder, NAME)
         self.taken_over: Holder | None = None  # whose stale lock this one replaces
-        self._renew_s, self._stale_after_s = renew_s, stale_after_s
+        self._renew_s, self._stale_after_s, self._say = renew_s, stale_after_s, say
         self._mine = _me()
         self._lost = ""
         self._stop = threading.Event()
@@ -184,7 +220,7 @@ class RunLock:
     def _take_over(self) -> None:
         with _guard(self._inner if self._local else None):
             found = holder_of(self.folder)
-            if found is not None and not is_stale(found, time.time(), self._stale_after_s):
+            if found is not None and not self._nobody_behind(found):
                 raise LockError(self._refusal(found))
             self.taken_over = found
             with contextlib.suppress(FileNotFoundError):  # released in between
@@ -192,6 +228,25 @@ class RunLock:
             if not self._create():
                 found = holder_of(self.folder)
                 raise LockError(self._refusal(found) if found else f"{self.path} was taken by another driver just now.")
+
+    def _nobody_behind(self, found: Holder) -> bool:
+        """True for a stale lock. Of another host the time in the lock decides only when it is near to ours: else one
+        of two clocks is wrong, and what counts is whether it is renewed now."""
+        if _is_here(found):
+            return is_stale(found, time.time(), self._stale_after_s)
+        silent = time.time() - found.renewed
+        if abs(silent) <= self._stale_after_s:
+            return False
+        wait_s = WATCHED_RENEWALS * self._renew_s
+        self._say(f"{self.path} is of {found}, last renewed {silent:.0f} s ago: watching it for {wait_s:.0f} s.")
+        end = time.monotonic() + wait_s
+        while time.monotonic() < end:
+            time.sleep(self._renew_s / 10)
+            self._fs.invalidate_cache()
+            now = holder_of(self.folder)
+            if now is None or (now.token, now.renewed) != (found.token, found.renewed):
+                return now is None
+        return True
 
     def _refusal(self, found: Holder) -> str:
         silent = max(0.0, time.time() - found.renewed)

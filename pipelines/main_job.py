@@ -16,7 +16,7 @@ from gristmill.pipelines.downloads import missing as downloads_missing
 from gristmill.pipelines.listing import frozen
 from gristmill.pipelines.lock import RunLock
 from gristmill.pipelines.open_run import funnel, open_run
-from gristmill.pipelines.plan import make_plan
+from gristmill.pipelines.plan import plan_of
 from gristmill.pipelines.progress import Display
 from gristmill.pipelines.recipe import Recipe, RecipeError
 from gristmill.pipelines.report.write import write_report
@@ -106,7 +106,7 @@ def dry_run(recipe_path: str, out: str | None, options: Options, *, as_json: boo
     missing = downloads_missing(recipe, folder)
     if missing:
         return orjson.dumps({"run": folder, "to_download": missing}).decode() if as_json else _missing(folder, missing)
-    plan = make_plan(recipe, frozen(recipe, folder, refresh=options.refresh_inputs))
+    plan = plan_of(recipe, frozen(recipe, folder, refresh=options.refresh_inputs), folder)
     left = pieces_left(plan, folder)
     segments = [
         {"segment": s.segment.folder, "stages": [u.heading for u in s.segment.uses], "models": list(s.models)}

@@ -3,18 +3,22 @@
 A key is a hash of everything that decides the bytes of a piece: settings, stage versions, the identity of the input,
 the keys of what lies before. A piece on disk is done when it carries its key. So a changed setting redoes exactly what
 depends on it, and nothing else.
+
+Documents that a stage could not take are part of the key of the piece they were dropped from. They are found while the
+piece is worked on, so a piece is *ordered* under a key without those of its own, and *carries* one with them.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 import xxhash
 
+from gristmill.pipelines.poison import Poisoned, found_in, key_with
 from gristmill.pipelines.recipe import Recipe, Segment, StageUse, model_of, segments
 from gristmill.pipelines.selection import selection_files
 from gristmill.stages.shards import Shard, exists, filesystem
@@ -48,7 +52,9 @@ class SegmentPlan:
     sign: dict[int, str]  # shard index -> key; the shards that its global stage compares
     cluster: str | None  # key of the global stage's decisions
     deciding: str | None  # what its decisions depend on besides the documents: part of the key of each group's
-    shards: tuple[str, ...]  # key of every shard's output
+    shards: tuple[str, ...]  # key that every shard's output carries
+    ordered: tuple[str, ...]  # key that it is ordered under
+    sign_ordered: dict[int, str]  # shard index -> key that its signatures are ordered under
 
     def uses(self, shard: Shard) -> tuple[StageUse, ...]:
         return tuple(use for use in self.segment.uses if use.applies(shard.source))
@@ -70,10 +76,20 @@ class Plan:
     held_out: tuple[str, ...] = ()  # keys of the signatures of held-out documents; none where nothing is held out
     near: tuple[str, ...] = ()  # keys of what each shard has that is near to them
     scattered: tuple[str, ...] = ()  # keys of the sorted parts, where documents are shuffled across shards
+    tokens_ordered: tuple[str, ...] = ()  # keys that what makes token shards of a part is ordered under
 
 
-def make_plan(recipe: Recipe, shards: Sequence[Shard]) -> Plan:
-    """Recipe and listing -> every piece with its key."""
+Findings = Mapping[tuple[str, str], Sequence[Poisoned]]  # (segment, part) -> documents that it cannot take
+
+
+def plan_of(recipe: Recipe, shards: Sequence[Shard], out: str) -> Plan:
+    """The plan of a run folder, with the poison that was found there."""
+    return make_plan(recipe, shards, found_in(out, [*(segment.folder for segment in segments(recipe)), "tokens"]))
+
+
+def make_plan(recipe: Recipe, shards: Sequence[Shard], found: Findings | None = None) -> Plan:
+    """Recipe and listing -> every piece with its key. found: poison that is known."""
+    poison = found or {}
     limits = (recipe.max_chars, recipe.sample_per_reason, recipe.removals_share)
     read, shared = _canonical("read"), [_canonical(limit) for limit in limits]
     keys = [_hash_of_canonical(read, _canonical(shard.model_dump(exclude=ELSEWHERE)), *shared) for shard in shards]
@@ -86,19 +102,23 @@ def make_plan(recipe: Recipe, shards: Sequence[Shard]) -> Plan:
             if name not in model_keys
         }
         model_keys |= trained
-        sign, cluster, deciding = _gate_keys(recipe, segment, shards, keys, model_keys)
+        sign_ordered, how = _gate_keys(recipe, segment, shards, keys, model_keys)
+        parts = {shard.index: poison.get((segment.folder, shard.part), ()) for shard in shards}
+        sign = {index: key_with(key, parts[index]) for index, key in sign_ordered.items()}
+        cluster = hash_of("cluster", *how, sorted(sign.items())) if segment.gate is not None else None
+        deciding = hash_of("deciding", *how) if segment.gate is not None else None
         # By source, once: the files that stages read are looked at in the storage, and there may be a million shards.
         identities = {
             source: _canonical([_identity(recipe, use, model_keys) for use in segment.uses if use.applies(source)])
             for source in recipe.sources
         }
         none, decided = _canonical(None), _canonical(cluster)
-        passed = []
+        ordered = []
         for shard, key in zip(shards, keys, strict=True):
             decisions = decided if shard.index in sign else none
-            passed.append(_hash_of_canonical(_canonical(key), decisions, identities[shard.source]))
-        keys = passed
-        plans.append(SegmentPlan(segment, trained, sign, cluster, deciding, tuple(keys)))
+            ordered.append(_hash_of_canonical(_canonical(key), decisions, identities[shard.source]))
+        keys = [key_with(key, parts[shard.index]) for shard, key in zip(shards, ordered, strict=True)]
+        plans.append(SegmentPlan(segment, trained, sign, cluster, deciding, tuple(keys), tuple(ordered), sign_ordered))
     if recipe.tokenizer is None:
         return Plan(recipe, tuple(shards), tuple(plans), None, ())
     settings = recipe.tokens.model_dump(mode="json")
@@ -110,16 +130,25 @@ def make_plan(recipe: Recipe, shards: Sequence[Shard]) -> Plan:
         held_out = [hash_of("held out", NEAR_VERSION, recipe.tokens.holdout_share, key) for key in keys]
         together = held_out_key(held_out)
         near = [hash_of("near", similarity, together, key) for key in keys]
-    found = near if drop and near else [""] * len(keys)
+    others = near if drop and near else [""] * len(keys)
     head = (_canonical("tokens"), _canonical(tokenizer), _canonical(settings))
-    tokens = [
-        _hash_of_canonical(*head, _canonical(key), _canonical(other)) for key, other in zip(keys, found, strict=True)
+    asked = [
+        _hash_of_canonical(*head, _canonical(key), _canonical(other)) for key, other in zip(keys, others, strict=True)
     ]
+    tokens = [key_with(key, poison.get(("tokens", s.part), ())) for s, key in zip(shards, asked, strict=True)]
     scattered: list[str] = []
     if recipe.tokens.shuffle == "documents":
         scattered, tokens = tokens, _gathered(shards, tokens)
     return Plan(
-        recipe, tuple(shards), tuple(plans), tokenizer, tuple(tokens), tuple(held_out), tuple(near), tuple(scattered)
+        recipe,
+        tuple(shards),
+        tuple(plans),
+        tokenizer,
+        tuple(tokens),
+        tuple(held_out),
+        tuple(near),
+        tuple(scattered),
+        tuple(asked),
     )
 
 
@@ -189,11 +218,11 @@ def _model_identity(recipe: Recipe, name: str) -> tuple[int, list[Any]]:
 
 def _gate_keys(
     recipe: Recipe, segment: Segment, shards: Sequence[Shard], keys: Sequence[str], model_keys: dict[str, str]
-) -> tuple[dict[int, str], str | None, str | None]:
-    """-> keys of the signatures by shard, of the decisions, and what these depend on besides the documents."""
+) -> tuple[dict[int, str], tuple[Any, ...]]:
+    """-> keys that the signatures are ordered under, by shard; what the decisions depend on besides the documents."""
     gate = segment.gate
     if gate is None:
-        return {}, None, None
+        return {}, ()
     settings = _settings(recipe, gate, model_keys)
     later = set(getattr(gate.stage, "after_signing", ()))
     last = set(getattr(gate.stage, "after_clustering", ()))
@@ -202,5 +231,4 @@ def _gate_keys(
     head = (_canonical("sign"), _canonical(signing))
     signed = [s.index for s in shards if gate.applies(s.source)]
     sign = {index: _hash_of_canonical(*head, _canonical(keys[index])) for index in signed}
-    how = ([*name, {k: v for k, v in settings.items() if k not in last}], _foreign_files(recipe, gate.stage))
-    return sign, hash_of("cluster", *how, sorted(sign.items())), hash_of("deciding", *how)
+    return sign, ([*name, {k: v for k, v in settings.items() if k not in last}], _foreign_files(recipe, gate.stage))

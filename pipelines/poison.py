@@ -4,9 +4,9 @@ A stage that raises on a batch is called again on halves of it, until one docume
 document is dropped by the stage with the reason `poison`, and the shard goes on. What kills the process instead is
 found the same way from outside (`isolation.py`), which tells the guard in which pieces to hand out a batch.
 
-What was found stands in `<segment>/poison/<part>.json` and is part of later orders for the same shard, so that they
-give the same bytes. A fault of the storage, and what the package itself raises to tell the user something, blames no
-document and goes through.
+What was found stands in `<segment>/poison/<part>.json`, is part of later orders for the same shard, and of its key
+(`key_with`): what comes after it is another piece than it would be with the document. A fault of the storage, and what
+the package itself raises to tell the user something, blames no document and goes through.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 
 from gristmill.stages.documents import REASONS, Batch, Result, with_columns
-from gristmill.stages.shards import exists, join, publish_bytes, read_bytes
+from gristmill.stages.shards import exists, filesystem, join, publish_bytes, read_bytes
 from gristmill.stages.stores import passing
 
 REASON = "poison"
@@ -32,6 +33,7 @@ MAX_POISON = 20  # documents of a shard; more, and it is the stage that is broke
 READ, WRITE, REMOVALS = "read", "write", "removals"  # what a worker does besides its stages
 
 T = TypeVar("T")
+PIECES = 16  # that a range is cut into: 8,192 documents come down to one in four attempts
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,32 @@ def load(path: str, keys: Iterable[str]) -> tuple[Poisoned, ...]:
     return tuple(found for entry in entries if (found := Poisoned(**entry)).key in wanted)
 
 
+def key_with(key: str, found: Iterable[Poisoned]) -> str:
+    """Key of a piece without the documents that were found under its key; the key itself where there are none."""
+    gone = sorted({(one.stage, one.doc_id) for one in found if one.key == key and one.doc_id})
+    return xxhash.xxh3_128_hexdigest(orjson.dumps([REASON, key, gone])) if gone else key
+
+
+def found_in(out: str, folders: Iterable[str]) -> dict[tuple[str, str], tuple[Poisoned, ...]]:
+    """Every finding of a run folder: (segment, part) -> findings, whatever their keys."""
+    found: dict[tuple[str, str], tuple[Poisoned, ...]] = {}
+    for folder in folders:
+        where = join(out, folder, "poison")
+        fs, inner = filesystem(where)
+        for path in fs.ls(inner, detail=False) if fs.isdir(inner) else ():
+            name = str(path).rsplit("/", 1)[-1]
+            if name.endswith(".json") and not name.startswith("."):
+                entries = orjson.loads(read_bytes(join(where, name)))
+                found[folder, name.removesuffix(".json")] = tuple(Poisoned(**entry) for entry in entries)
+    return found
+
+
+def cut_of(edges: Sequence[int], first: int, stop: int) -> list[int]:
+    """The edges of a batch's pieces, with the piece from first to stop cut again."""
+    inner = [first + (stop - first) * i // PIECES for i in range(PIECES + 1)]
+    return sorted({*edges, *inner})
+
+
 def save(path: str, found: Iterable[Poisoned]) -> None:
     """Adds findings to those that stand there."""
     before = [Poisoned(**entry) for entry in orjson.loads(read_bytes(path))] if exists(path) else []
@@ -113,6 +141,56 @@ class Guard:
         self._known: list[Poisoned] = list(order.poison)
         self._found: list[Poisoned] = []
         self._batch = -1
+        self._edges: dict[int, list[int]] = {}  # of batches that `pieces` cut here
+        self._at: tuple[str, int, int, Batch] | None = None  # the piece that is out: stage, rows, documents
+
+    @property
+    def key(self) -> str:
+        """The key of what comes out, now that the poison is known."""
+        return key_with(self._order.key, (*self._known, *self._found))
+
+    def pieces(self, stage: str, batch: Batch, dropped: Callable[[Batch], None]) -> Iterator[Batch]:
+        """A batch in pieces for a stage that takes a stream. dropped: told the poison that is left out.
+
+        What the stage raises comes to `blame`, and the stream begins anew.
+        """
+        own = self._edges.get(self._batch, [])
+        edges = sorted({0, batch.num_rows, *own, *(self._watch.edges(self._batch, stage) or ())})
+        for first, stop in pairwise(edges):
+            piece = batch.slice(first, stop - first)
+            bad = pc.is_in(piece["doc_id"], value_set=self._ids(stage))
+            if pc.any(bad).as_py():
+                dropped(piece.filter(bad))
+                piece = piece.filter(pc.invert(bad))
+            one = piece["doc_id"][0].as_py() if piece.num_rows == 1 else ""
+            self._watch.step(self._batch, stage, first, stop, one)
+            self._at = stage, first, stop, piece
+            yield piece
+        self._at = None
+
+    def blame(self, error: Exception) -> None:
+        """Takes what a stage raised on the piece that is out: cuts it, or finds the document. Raises the error when no
+        piece is to blame, StageFault when too many documents are."""
+        if self._at is None or blames_no_document(error):
+            raise error
+        stage, first, stop, piece = self._at
+        text = f"{type(error).__name__}: {error}"[:1000]
+        if not piece.num_rows:
+            raise StageFault(stage, text) from error
+        if piece.num_rows > 1:
+            edges = self._edges.get(self._batch, [])
+            cut = cut_of(edges, first, stop)
+            self._edges[self._batch] = cut if cut != edges else list(range(first, stop + 1))
+        else:
+            self._blamed(Poisoned(piece["doc_id"][0].as_py(), stage, text, self._order.key))
+        self._batch, self._at = -1, None
+
+    def _blamed(self, one: Poisoned) -> None:
+        self._found.append(one)
+        if len(self._found) + len(self._known) > MAX_POISON:
+            raise StageFault(
+                one.stage, f"cannot take more than {MAX_POISON} documents of this shard. The last: {one.error}"
+            )
 
     def batches(self, source: Iterable[Batch]) -> Iterator[Batch]:
         """The batches of a source, counted."""
@@ -223,9 +301,7 @@ class Guard:
             self._piece(stage, piece.slice(0, half), first, function, results, poison)
             self._piece(stage, piece.slice(half), first + half, function, results, poison)
             return
-        self._found.append(Poisoned(piece["doc_id"][0].as_py(), stage, error, self._order.key))
-        if len(self._found) + len(self._known) > MAX_POISON:
-            raise StageFault(stage, f"cannot take more than {MAX_POISON} documents of this shard. The last: {error}")
+        self._blamed(Poisoned(piece["doc_id"][0].as_py(), stage, error, self._order.key))
         self._piece(stage, piece, first, function, results, poison)  # as poison, and the result for no document
 
 

@@ -20,6 +20,7 @@ from ruamel.yaml import YAML
 from gristmill.pipelines import downloads, poison, work
 from gristmill.pipelines.beacon import Beacon
 from gristmill.pipelines.bundles import run_all
+from gristmill.pipelines.cluster_file import ClusterSettings
 from gristmill.pipelines.done import (
     card_key,
     drop_signatures,
@@ -51,7 +52,7 @@ from gristmill.pipelines.near_holdout import (
     warning,
     write_holdout_report,
 )
-from gristmill.pipelines.plan import Plan, SegmentPlan, held_out_key, make_plan
+from gristmill.pipelines.plan import Plan, SegmentPlan, held_out_key, plan_of
 from gristmill.pipelines.progress import Display
 from gristmill.pipelines.recipe import Recipe, StageUse, check, kept_schema, model_of
 from gristmill.pipelines.shuffled_tokens import (
@@ -86,6 +87,7 @@ from gristmill.tokenize.train import forecast
 from gristmill.tokenize.write import write_manifest
 
 SEGMENT_FOLDER = re.compile(r"^\d{2}-[a-z0-9_]+$")
+GUARDED = Care(guarded=True)
 ALONE = Care(guarded=True, copy=lambda order: replace(order, is_copy=True))  # of a shard by itself
 PART = re.compile(r"^((?:part|holdout)-\d+)(-\d+)?$")  # a token shard may be one of several of its part
 
@@ -101,6 +103,7 @@ class Options:
     debug: bool = False
     workers: int | None = None
     scheduler: str | None = None
+    cluster: ClusterSettings | None = None  # where workers come from, and what stages take of them
     refresh_inputs: bool = False
     retry_failed: bool = False  # take up the shards again that were set aside
     timeout_s: float = TIMEOUT_S  # for one batch in one stage; then the worker is stuck
@@ -146,7 +149,11 @@ def storage_faults(out: str) -> Iterator[None]:
 
 
 def _run(recipe: Recipe, out: str, options: Options, display: Display, lock: RunLock) -> Outcome:
-    downloads.fetch_sources(recipe, out, display, scheduler=options.scheduler, refresh=options.refresh_inputs)
+    if options.cluster is not None:
+        options.cluster.check(name for use in recipe.stages for name in (use.key, use.heading))
+    downloads.fetch_sources(
+        recipe, out, display, scheduler=options.scheduler, cluster=options.cluster, refresh=options.refresh_inputs
+    )
     plan = prepare(recipe, out, refresh_inputs=options.refresh_inputs)
     outcome = Outcome(out)
     left = pieces_left(plan, out)
@@ -163,15 +170,17 @@ def _run(recipe: Recipe, out: str, options: Options, display: Display, lock: Run
         debug=options.debug,
         workers=options.workers,
         scheduler=options.scheduler,
+        cluster=options.cluster,
         timeout_s=options.timeout_s,
         out=out,
+        say=display.say,
     )
     with opened as engine:
         if engine.dashboard:
             display.say(f"{engine.workers} workers; dashboard {engine.dashboard}")
-        _work_through(plan, out, engine, display, outcome, lock, retry_failed=options.retry_failed)
-    # A scheduler of the user's own hands the work of a worker that died to another and tells nobody.
-    if engine.cut_short or options.scheduler is not None:
+        _work_through(plan, out, engine, display, outcome, lock, options)
+    # A scheduler of its own begins pieces of a dead worker again without telling the driver.
+    if engine.cut_short or options.scheduler is not None or options.cluster is not None:
         remove_leftovers(out)
     return outcome
 
@@ -183,15 +192,15 @@ def work_through(plan: Plan, out: str, engine: Engine, display: Display) -> Outc
     """
     outcome = Outcome(out)
     with RunLock(out) as lock, storage_faults(out):
-        _work_through(plan, out, engine, display, outcome, lock, retry_failed=False)
+        _work_through(plan, out, engine, display, outcome, lock, Options(debug=True))
     return outcome
 
 
 def _work_through(
-    plan: Plan, out: str, engine: Engine, display: Display, outcome: Outcome, lock: RunLock, *, retry_failed: bool
+    plan: Plan, out: str, engine: Engine, display: Display, outcome: Outcome, lock: RunLock, options: Options
 ) -> None:
     with Beacon(out, engine) as beacon:
-        runner = _Runner(plan, out, engine, display, outcome, beacon, lock, retry_failed=retry_failed)
+        runner = _Runner(plan, out, engine, display, outcome, beacon, lock, options)
         runner.segments()
         runner.tokens()
         runner.end()
@@ -204,7 +213,7 @@ def prepare(recipe: Recipe, out: str, *, refresh_inputs: bool = False) -> Plan:
     for shard in shards:
         formats.setdefault(shard.source, tuple(columns_of(shard.format)))
     check(recipe, formats)
-    plan = make_plan(recipe, shards)
+    plan = plan_of(recipe, shards, out)
     text = io.StringIO()
     YAML(typ="safe").dump(recipe.dump(), text)
     publish_bytes(join(out, "recipe.yaml"), text.getvalue().encode())
@@ -245,23 +254,25 @@ class _Runner:
         outcome: Outcome,
         beacon: Beacon,
         lock: RunLock,
-        *,
-        retry_failed: bool,
+        options: Options,
     ) -> None:
         self.plan, self.out, self.engine, self.display, self.outcome = plan, out, engine, display, outcome
-        self.beacon, self.lock = beacon, lock
-        self.missing = Missing(out, len(plan.shards), display.say, retry_failed=retry_failed)
+        self.beacon, self.lock, self.cluster = beacon, lock, options.cluster
+        self._found = False  # poison that the plan does not know
+        self.missing = Missing(out, len(plan.shards), display.say, retry_failed=options.retry_failed)
 
     def segments(self) -> None:
         upstream: str | None = None
-        for segment in self.plan.segments:
+        for index in range(len(self.plan.segments)):
+            segment = self.plan.segments[index]
             folder = segment.segment.folder
             self.display.say(f"{folder}: {', '.join(use.heading for use in segment.segment.uses) or 'read'}")
             self._models(segment, upstream)
             before = Upstream(self.out, upstream, self.plan.recipe.max_chars, self.plan.recipe.unreadable == "count")
             if segment.cluster is not None:
-                self._gate(segment, before)
-            self._shards(segment, before)
+                self._gate(index, before)
+            self._shards(self.plan.segments[index], before)
+            self._plan_again()
             drop_signatures(segment, self.out)
             upstream = folder
 
@@ -278,13 +289,18 @@ class _Runner:
         labels: Sequence[str],
         count: Any,
         care: Care = PLAIN,
+        takes: Iterable[str] = (),
     ) -> None:
         """Does orders on the engine, with a row of the display. Shards that were given up are `missing` afterwards.
+
+        takes: names under which the file of --cluster may say what the work takes of a worker.
 
         Raises RunError when the storage takes no more, and when pieces that are no shards were given up.
         """
         if not orders:
             return
+        if self.cluster is not None:
+            care = replace(care, resources=self.cluster.taken(takes))
         with self.display.phase(name, len(orders)) as phase:
 
             def show(positions: Sequence[int]) -> None:
@@ -294,6 +310,8 @@ class _Runner:
                 self.lock.check()
                 self.outcome.done += 1
                 phase.advance(**count(result))
+                if hasattr(orders[position], "poison"):
+                    self._found |= _carried(orders[position]) != result["key"]
                 for line in result.get("problems", ()):
                     if poison.IS_DROPPED in line:
                         self.display.say(f"  {line}")
@@ -316,6 +334,13 @@ class _Runner:
         for failure in failures:
             order = orders[failure.position]
             self.missing.add(order.shard, _folder(order), order.key, failure)
+            self._found = True  # some may have been found before it was given up
+
+    def _plan_again(self) -> None:
+        """Poison that was found just now is part of the keys of what comes after."""
+        if self._found:
+            self.plan = plan_of(self.plan.recipe, self.plan.shards, self.out)
+            self._found = False
 
     def _wait(self, what: str, indexes: Iterable[int]) -> None:
         """Raises RunError when one of these shards is missing."""
@@ -340,9 +365,10 @@ class _Runner:
             needed = [s.index for s in self.plan.shards if any(names is None or s.source in names for names in wanted)]
             self._wait(f"model {order.name}", needed)
         labels = [f"model {order.name}" for order in orders]
-        self._work(f"{segment.segment.folder} models", run_train, orders, labels, lambda _: {})
+        self._work(f"{segment.segment.folder} models", run_train, orders, labels, lambda _: {}, takes=["models"])
 
-    def _gate(self, segment: SegmentPlan, upstream: Upstream) -> None:
+    def _gate(self, index: int, upstream: Upstream) -> None:
+        segment = self.plan.segments[index]
         folder, gate = segment.segment.folder, segment.segment.gate
         assert gate is not None
         if card_key(join(self.out, folder, "cluster", "card.json")) == segment.cluster:
@@ -350,7 +376,7 @@ class _Runner:
         signed = [shard for shard in self.plan.shards if shard.index in segment.sign]
         self._wait(f"{folder} ({gate.heading})", segment.sign)
         unsigned = [
-            (shard, segment.sign[shard.index])
+            (shard, segment.sign_ordered[shard.index])
             for shard in signed
             if card_key(parts_of(self.out, folder, "sign", shard, "json")) != segment.sign[shard.index]
         ]
@@ -362,13 +388,17 @@ class _Runner:
             for shard, key in self.missing.left(folder, unsigned)
         ]
         labels = [order.shard.label for order in orders]
-        self._work(f"{folder} sign", work.run_sign, orders, labels, _sign_figures, ALONE)
+        self._work(f"{folder} sign", work.run_sign, orders, labels, _sign_figures, ALONE, _names(gate))
         self._wait(f"{folder} ({gate.heading})", segment.sign)
+        self._plan_again()
+        segment = self.plan.segments[index]
         if hasattr(gate.stage, "groups"):
             self._groups(segment, signed, upstream)
             return
         order = self._cluster_order(segment, signed, str(segment.cluster), upstream)
-        self._work(f"{folder} cluster", work.run_cluster, [order], [f"{folder}/cluster"], _documents)
+        self._work(
+            f"{folder} cluster", work.run_cluster, [order], [f"{folder}/cluster"], _documents, takes=_names(gate)
+        )
 
     def _cluster_order(
         self, segment: SegmentPlan, shards: Sequence[Shard], key: str, upstream: Upstream, group: int | None = None
@@ -390,7 +420,7 @@ class _Runner:
         self.display.say(f"{folder}: {gate.stage.plan(sizes)}")
         left = [order for order in orders if card_key(order.card) != order.key]
         labels = [f"{folder}/cluster, {order.shards[0].part} to {order.shards[-1].part}" for order in left]
-        self._work(f"{folder} cluster", work.run_cluster, left, labels, _documents)
+        self._work(f"{folder} cluster", work.run_cluster, left, labels, _documents, takes=_names(gate))
         cards = [orjson.loads(read_bytes(order.card)) for order in orders]
         figures = {
             name: sum(card["figures"][name] for card in cards) for name in (cards[0]["figures"] if cards else ())
@@ -402,8 +432,7 @@ class _Runner:
     def _shards(self, segment: SegmentPlan, upstream: Upstream) -> None:
         folder = segment.segment.folder
         schema = kept_schema(self.plan.recipe, segment.segment)
-        pairs = zip(self.plan.shards, segment.shards, strict=True)
-        left = [(shard, key) for shard, key in pairs if not ledger_done(self.out, folder, shard, key)]
+        left = self._left(folder, segment.shards, segment.ordered)
         orders = [
             work.ShardOrder(
                 out=self.out,
@@ -415,12 +444,17 @@ class _Runner:
                 schema=schema,
                 sample_per_reason=self.plan.recipe.sample_per_reason,
                 removals_share=self.plan.recipe.removals_share,
-                poison=self._poison(folder, shard, key, segment.sign.get(shard.index, "")),
+                poison=self._poison(folder, shard, key, segment.sign_ordered.get(shard.index, "")),
             )
             for shard, key in self.missing.left(folder, left)
         ]
         labels = [order.shard.label for order in orders]
-        self._work(folder, work.run_shard, orders, labels, _ledger_figures, ALONE)
+        self._work(folder, work.run_shard, orders, labels, _ledger_figures, ALONE, _names(*segment.segment.uses))
+
+    def _left(self, folder: str, carried: Sequence[str], ordered: Sequence[str]) -> list[tuple[Shard, str]]:
+        """Shards that are not done, with the keys that they are ordered under."""
+        triples = zip(self.plan.shards, carried, ordered, strict=True)
+        return [(shard, key) for shard, done, key in triples if not ledger_done(self.out, folder, shard, done)]
 
     def _poison(self, folder: str, shard: Shard, *keys: str) -> tuple[poison.Poisoned, ...]:
         """Documents of the shard that are known to kill a worker."""
@@ -453,25 +487,28 @@ class _Runner:
                 holdout_share=plan.recipe.tokens.holdout_share,
             )
             self.display.say(f"tokenizer: {forecast(self._kept_bytes(folder), plan.recipe.tokenizer)}")
-            self._work("tokenizer", run_tokenizer, [order], ["tokenizer"], lambda _: {})
+            self._work("tokenizer", run_tokenizer, [order], ["tokenizer"], lambda _: {}, takes=["tokenizer"])
         if plan.near:
             self._near_holdout(folder)
         else:
             _forget_near(self.out)
-        pairs = zip(plan.shards, plan.tokens, strict=True)
-        left = [(shard, key) for shard, key in pairs if not ledger_done(self.out, "tokens", shard, key)]
         if plan.scattered:
-            self._shuffled(left)
+            self._shuffled()
         else:
+            left = self._left("tokens", plan.tokens, plan.tokens_ordered)
             orders = [self._tokens_order(shard, key) for shard, key in self.missing.left("tokens", left)]
-            self._work("token shards", run_tokens, orders, [o.shard.label for o in orders], _ledger_figures)
+            labels = [order.shard.label for order in orders]
+            self._work("token shards", run_tokens, orders, labels, _ledger_figures, GUARDED, ["tokens"])
         if self.missing:
             return
+        self._plan_again()
         self._manifest()
         drop_scattered(self.out)
         report = TokenizerReportOrder(self.out, tokenizer_report_key(plan))
         reports = [] if card_key(join(self.out, TOKENIZER_REPORT)) == report.key else [report]
-        self._work("tokenizer report", run_tokenizer_report, reports, ["tokenizer report"], lambda _: {})
+        self._work(
+            "tokenizer report", run_tokenizer_report, reports, ["tokenizer report"], lambda _: {}, takes=["tokens"]
+        )
 
     def _tokens_order(self, shard: Shard, key: str) -> TokensOrder:
         settings = self.plan.recipe.tokens
@@ -487,35 +524,39 @@ class _Runner:
             max_tokens=settings.max_tokens,
             shuffle_seed=None if settings.shuffle == "none" else settings.seed,
             drop_near=settings.drop_near_holdout and bool(self.plan.near),
+            poison=self._poison("tokens", shard, key),
         )
 
-    def _shuffled(self, left: Sequence[tuple[Shard, str]]) -> None:
+    def _shuffled(self) -> None:
         """Sorts the parts of the sources that lack a token shard, then merges what is left of each complete source."""
+        plan = self.plan
         parts: dict[str, list[Shard]] = {}
-        for shard in self.plan.shards:
+        for shard in plan.shards:
             parts.setdefault(shard.source, []).append(shard)
-        keys = {shard.index: key for shard, key in left}
-        wanted = {shard.source for shard, _ in left}
+        wanted = {shard.source for shard, _ in self._left("tokens", plan.tokens, plan.tokens)}
         unsorted = [
-            (shard, key)
-            for shard, key in zip(self.plan.shards, self.plan.scattered, strict=True)
+            (shard, ordered)
+            for shard, ordered, key in zip(plan.shards, plan.tokens_ordered, plan.scattered, strict=True)
             if shard.source in wanted and not scattered_done(self.out, shard, key)
         ]
         scatters = [
-            ScatterOrder(self._tokens_order(shard, key), self.plan.tokens[shard.index])
+            ScatterOrder(self._tokens_order(shard, key), plan.tokens[shard.index])
             for shard, key in self.missing.left("tokens", unsorted)
         ]
         labels = [order.shard.label for order in scatters]
-        self._work("documents in random order", run_scatter, scatters, labels, _documents)
+        self._work("documents in random order", run_scatter, scatters, labels, _documents, takes=["tokens"])
+        self._plan_again()
         whole = {name for name in wanted if not self.missing.held_up(name, [part.index for part in parts[name]])}
+        left = {shard.index: key for shard, key in self._left("tokens", self.plan.tokens, self.plan.tokens)}
         gathers = [
-            GatherOrder(self._tokens_order(shard, keys[shard.index]), tuple(parts[shard.source]), at)
+            GatherOrder(self._tokens_order(shard, left[shard.index]), tuple(parts[shard.source]), at)
             for name in parts
             if name in whole
             for at, shard in enumerate(parts[name])
-            if shard.index in keys
+            if shard.index in left
         ]
-        self._work("token shards", run_gather, gathers, [order.shard.label for order in gathers], _ledger_figures)
+        labels = [order.shard.label for order in gathers]
+        self._work("token shards", run_gather, gathers, labels, _ledger_figures, takes=["tokens"])
 
     def _near_holdout(self, folder: str) -> None:
         """Signs held-out documents, finds what is near to them, and says so in tokens/holdout_report.json."""
@@ -539,7 +580,8 @@ class _Runner:
                 for shard, key in zip(plan.shards, keys, strict=True)
                 if card_key(card(self.out, shard)) != key
             ]
-            self._work(name, function, orders, [order.shard.label for order in orders], _documents)
+            labels = [order.shard.label for order in orders]
+            self._work(name, function, orders, labels, _documents, takes=["holdout"])
             self._wait(name, range(len(plan.shards)))
             if function is sign_held_out and card_key(together_card(self.out)) != together:
                 order = TogetherOrder(self.out, together, plan.shards)
@@ -584,9 +626,19 @@ class _Runner:
         publish_bytes(join(self.out, "tokens", "card.json"), orjson.dumps({"key": manifest_key(self.plan)}))
 
 
+def _carried(order: Any) -> str:
+    """The key that comes of an order when no more poison is found."""
+    return poison.key_with(order.key, order.poison)
+
+
 def _folder(order: Any) -> str:
     """The segment that an order for a shard belongs to."""
     return getattr(order, "folder", "tokens")
+
+
+def _names(*uses: StageUse) -> list[str]:
+    """What the file of --cluster may call these stages."""
+    return [name for use in uses for name in (use.key, use.heading)]
 
 
 def _sign_figures(card: Mapping[str, Any]) -> dict[str, int]:

@@ -20,6 +20,7 @@ import orjson
 
 from gristmill.pipelines.done import opened_ledger
 from gristmill.pipelines.learn import (
+    TOKENIZE,
     TokensOrder,
     close,
     counted,
@@ -29,6 +30,7 @@ from gristmill.pipelines.learn import (
     publish_ledger,
     remove_pieces,
 )
+from gristmill.pipelines.poison import Guard, Poisoned
 from gristmill.pipelines.upstream import parts_of
 from gristmill.pipelines.work import withdraw
 from gristmill.stages.ledger import Amount, LedgerError, ShardLedger, StageLedger
@@ -43,6 +45,10 @@ class ScatterOrder:
 
     tokens: TokensOrder
     gathered: str  # key of the token shard of the same number, which its ledger will carry
+
+    @property
+    def poison(self) -> tuple[Poisoned, ...]:
+        return self.tokens.poison
 
     @property
     def shard(self) -> Shard:
@@ -75,7 +81,16 @@ def scatter_card(out: str, shard: Shard) -> str:
 
 
 def run_scatter(scatter: ScatterOrder) -> dict[str, Any]:
-    """Encodes and sorts one kept part -> figures."""
+    """Encodes and sorts one kept part -> figures. A document that cannot be encoded is found as by `run_tokens`."""
+    guard = Guard(scatter.tokens)
+    while True:
+        try:
+            return _scattered(scatter, guard)
+        except Exception as error:
+            guard.blame(error)
+
+
+def _scattered(scatter: ScatterOrder, guard: Guard) -> dict[str, Any]:
     order = scatter.tokens
     folder, path = join(order.out, "tokens"), scatter_card(order.out, order.shard)
     withdraw(path)
@@ -84,9 +99,9 @@ def run_scatter(scatter: ScatterOrder) -> dict[str, Any]:
         withdraw(parts_of(order.out, "tokens", "ledger", order.shard, "json"))
     remove_pieces(folder, holdout_name(order.shard))
     begun = time.perf_counter()
-    account, encoder = StageLedger(stage="tokenize"), order_encoder(order)
+    account, encoder = StageLedger(stage=TOKENIZE), order_encoder(order)
     scattered = scatter_shard(
-        counted(order, account),
+        counted(order, account, guard),
         encoder,
         folder,
         order.shard.part,
@@ -96,19 +111,21 @@ def run_scatter(scatter: ScatterOrder) -> dict[str, Any]:
         key=order.key,
         max_tokens=order.max_tokens,
     )
+    problems = guard.publish()
     enter(account, "train", Amount(documents=scattered.documents, bytes=scattered.bytes, tokens=scattered.tokens))
     for info in scattered.holdout:
         enter(account, "holdout", Amount(documents=info.documents, bytes=info.bytes, tokens=info.tokens))
     close(account, begun)
     account.check(path)
     card = {
-        "key": order.key,
+        "key": guard.key,
+        "problems": problems,
         "scattered": scattered.model_dump(),
         "account": account.model_dump(),
         "said": {"encoder": encoder.active, "message": encoder.message},
     }
     publish_bytes(path, orjson.dumps(card))
-    return {"documents": account.read.documents}
+    return {"key": guard.key, "documents": account.read.documents, "problems": problems}
 
 
 def run_gather(order: GatherOrder) -> dict[str, Any]:
@@ -125,7 +142,7 @@ def run_gather(order: GatherOrder) -> dict[str, Any]:
     account = StageLedger.model_validate(own["account"])
     account.seconds += time.perf_counter() - begun
     infos = [*merged, *parts[order.at].holdout]
-    return publish_ledger(order.tokens, account, infos, own["said"], seconds=account.seconds)
+    return publish_ledger(order.tokens, account, infos, own["said"], key=order.key, problems=own["problems"])
 
 
 def scattered_done(out: str, shard: Shard, key: str) -> bool:

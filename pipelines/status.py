@@ -21,7 +21,7 @@ from gristmill.pipelines.done import ledger_done, opened_ledger
 from gristmill.pipelines.faults import Failed, FailedShard
 from gristmill.pipelines.lock import holder_of, is_stale, read_driver
 from gristmill.pipelines.open_run import TOKENS, Run, open_run
-from gristmill.pipelines.plan import Plan, make_plan
+from gristmill.pipelines.plan import Plan, plan_of
 from gristmill.pipelines.tables import plain_table, status_table
 from gristmill.stages.ledger import ShardLedger, merge
 from gristmill.stages.shards import Shard, join, read_bytes
@@ -95,22 +95,24 @@ class Looking:
         driver = _driver(run.path)
         workers = int(driver.get("workers", 1)) if driver and driver["alive"] else 0
         failed = Failed(run.path)
-        todo = [(s.segment.folder, ", ".join(u.heading for u in s.segment.uses), s.shards) for s in plan.segments]
+        todo = [
+            (s.segment.folder, ", ".join(u.heading for u in s.segment.uses), s.shards, s.ordered) for s in plan.segments
+        ]
         if plan.tokenizer is not None:
-            todo.append((TOKENS, "tokenize", plan.tokens))
+            todo.append((TOKENS, "tokenize", plan.tokens, plan.tokens_ordered))
         rows: list[SegmentStatus] = []
         books: list[ShardLedger] = []
         lost: set[int] = set()
         given_up: list[FailedShard] = []
-        for folder, stages, keys in todo:
+        for folder, stages, keys, ordered in todo:
             pairs = list(zip(plan.shards, keys, strict=True))
             done = {shard.index: found for shard, key in pairs if (found := self._ledger(folder, shard, key))}
-            signing = next((s.sign for s in plan.segments if s.segment.folder == folder), {})
-            if folder == TOKENS:
-                signing = dict(enumerate(plan.scattered))
+            signing = next((s.sign_ordered for s in plan.segments if s.segment.folder == folder), {})
+            if folder == TOKENS and plan.scattered:
+                signing = dict(enumerate(plan.tokens_ordered))
             records = [
                 record
-                for shard, key in pairs
+                for shard, key in zip(plan.shards, ordered, strict=True)
                 if shard.index not in done
                 and (record := failed.of(folder, shard.part, [key, signing.get(shard.index, key)]))
             ]
@@ -148,7 +150,7 @@ def as_json(found: Status) -> str:
 def _plan(run: Run) -> Plan:
     recipe = recipes.load(local_copy(join(run.path, "recipe.yaml")))
     shards = [Shard.model_validate(entry) for entry in orjson.loads(read_bytes(join(run.path, "inputs.json")))]
-    return make_plan(recipe, shards)
+    return plan_of(recipe, shards, run.path)
 
 
 def _driver(folder: str) -> dict[str, Any] | None:

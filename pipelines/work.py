@@ -200,6 +200,7 @@ def run_shard(order: ShardOrder) -> dict[str, Any]:
         reached = ledger.stages[-1].kept.documents if ledger.stages else writer.rows
         assert writer.rows == reached, f"{writer.rows} documents written, {reached} booked"
     ledger.problems.extend(guard.publish())
+    ledger.key = guard.key
     ledger.removals = accounting.found
     if accounting.problem:
         ledger.problems.append(f"Left out of the count of removals: {accounting.problem}")
@@ -397,7 +398,7 @@ def run_sign(order: SignOrder) -> dict[str, Any]:
             writer = pa.ipc.new_file(file, stage.sign(empty).schema)
         writer.close()
     guard.publish()
-    card = {"key": order.key, "rows": rows, "bytes": size, "seconds": time.perf_counter() - begun}
+    card = {"key": guard.key, "rows": rows, "bytes": size, "seconds": time.perf_counter() - begun}
     publish_bytes(parts_of(order.out, order.folder, "sign", order.shard, "json"), orjson.dumps(card))
     return card
 

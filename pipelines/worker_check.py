@@ -55,32 +55,53 @@ def differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {mine[name]} here, {theirs.get(name, 'none')} there" for name in names)
 
 
-def compare_workers(client: Any, scheduler: str, out: str | None) -> None:
+def compare_workers(client: Any, scheduler: str, out: str | None, within_s: float = FOUND_IN_S) -> None:
     """Asks every worker. Raises EngineError with the host of each that cannot do the work, and what differs."""
     try:
-        client.wait_for_workers(1, timeout=FOUND_IN_S)
+        client.wait_for_workers(1, timeout=within_s)
     except TimeoutError as error:
         raise EngineError(
-            f"The scheduler at {scheduler} has no worker. Start at least one with `dask worker {scheduler}`."
+            f"The scheduler at {scheduler} has no worker. Start at least one with "
+            f"`dask worker {scheduler}`; none came within {within_s:.0f} s."
         ) from error
-    word = uuid.uuid4().hex
-    question = None if out is None else join(out, f".question-{word[:12]}.tmp")
-    if question is not None:
-        publish_bytes(question, word.encode())
-    said: dict[str, Any] = {}
-    try:
-        said = client.run(look, question, out or "", word, on_error="return")
-        problems = [problem for worker, one in said.items() if (problem := _problem(worker, one, out))]
-    finally:
-        answers = [join(out or "", one["answer"]) for one in said.values() if isinstance(one, dict) and one["answer"]]
-        for path in (question, *answers):
-            if path is not None:
-                _remove(path)
+    said = _asked(client, None, out)
+    problems = [problem for worker, one in said.items() if (problem := _problem(worker, one, out))]
+    _forget(said, out)
     if problems:
         raise EngineError(
             f"{len(problems):,} of {len(said):,} workers of {scheduler} cannot do this work:\n  "
             + "\n  ".join(problems[:20])
         )
+
+
+def unfit(client: Any, workers: list[str], out: str | None) -> dict[str, str]:
+    """Asks workers that joined later -> worker -> why it cannot do the work. One that is gone again is none."""
+    said = _asked(client, workers, out)
+    said = {worker: one for worker, one in said.items() if not isinstance(one, OSError)}
+    found = {worker: problem for worker, one in said.items() if (problem := _problem(worker, one, out))}
+    _forget(said, out)
+    return found
+
+
+def _asked(client: Any, workers: list[str] | None, out: str | None) -> dict[str, Any]:
+    """worker -> what it says; None asks all of them."""
+    word = uuid.uuid4().hex
+    question = None if out is None else join(out, f".question-{word[:12]}.tmp")
+    if question is not None:
+        publish_bytes(question, word.encode())
+    try:
+        said: dict[str, Any] = client.run(look, question, out or "", word, workers=workers, on_error="return")
+    finally:
+        if question is not None:
+            _remove(question)
+    return said
+
+
+def _forget(said: Mapping[str, Any], out: str | None) -> None:
+    """Removes the answers of workers."""
+    for one in said.values():
+        if isinstance(one, dict) and one["answer"]:
+            _remove(join(out or "", one["answer"]))
 
 
 def _problem(worker: str, said: Any, out: str | None) -> str:

@@ -7,21 +7,27 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import orjson
+import pyarrow as pa
 import pytest
 
 from gristmill.pipelines import recipe as recipes
 from gristmill.pipelines.cli import main
+from gristmill.pipelines.isolation import Limits, isolated
+from gristmill.pipelines.learn import TokensOrder
 from gristmill.pipelines.lock import LockError, RunLock
 from gristmill.pipelines.open_run import open_run
 from gristmill.pipelines.progress import Display
 from gristmill.pipelines.run import Options, Outcome, RunError, run
 from gristmill.pipelines.status import status
 from gristmill.pipelines.verify import verify
+from gristmill.stages.shards import Shard
+from gristmill.tokenize.encode import Encoder
 
 sys.path.append(str(Path(__file__).parent))
-from poison_stage import Fragile
+from poison_stage import Fragile, tokens_or_death
 
 
 def write_input(folder: Path, name: str, marks: dict[int, str], documents: int = 40) -> None:
@@ -212,3 +218,101 @@ def test_a_driver_says_where_it_is(tmp_path: Path) -> None:
     do(write_recipe(tmp_path, "  - fragile\n"), tmp_path / "run")
     said = orjson.loads((tmp_path / "run/driver.json").read_bytes())
     assert (said["state"], said["pid"], said["workers"]) == ("ended", os.getpid(), 1)
+
+
+def results(out: Path) -> dict[str, bytes]:
+    """kept, dropped and token files, and the keys that ledgers carry."""
+    files = [*out.glob("*/kept/*"), *out.glob("*/dropped/*"), *out.glob("tokens/*.bin"), *out.glob("tokens/*.idx")]
+    keys = {p: orjson.loads(p.read_bytes())["key"].encode() for p in out.glob("*/ledger/*.json")}
+    found = {p: p.read_bytes() for p in [*files, *out.glob("tokens/shards.json")]} | keys
+    return {path.relative_to(out).as_posix(): data for path, data in found.items()}
+
+
+TOKENS = "tokenizer: {vocab_size: 300}\ntokens: {encoder: tokenizers}\n"
+
+
+def test_poison_is_part_of_the_key_of_its_shard_and_of_all_that_follows(tmp_path: Path) -> None:
+    write_input(tmp_path / "a", "a0", {7: "RAISE"})
+    write_input(tmp_path / "a", "a1", {})
+    recipe = write_recipe(tmp_path, "  - fragile\n  - exact\n")
+    recipe.write_text(recipe.read_text() + TOKENS)
+    healed = tmp_path / "healed.yaml"
+    healed.write_text(recipe.read_text().replace("- fragile", "- fragile: {healed: true}"))  # changes no key
+    outcome = do(recipe, tmp_path / "run")
+    assert do(recipe, tmp_path / "run").done == 0
+    do(recipe, tmp_path / "scratch")  # the same from nothing
+    assert results(tmp_path / "run") == results(tmp_path / "scratch")
+    do(healed, tmp_path / "other")  # a machine on which the document does no harm: another corpus, other keys
+    keys = {name: [r[name] for r in map(results, (tmp_path / "run", tmp_path / "other"))] for name in (
+        "01-fragile/ledger/part-00000.json", "01-fragile/ledger/part-00001.json", "02-exact/ledger/part-00001.json",
+        "tokens/ledger/part-00001.json",
+    )}  # fmt: skip
+    differ = {name: ours != theirs for name, (ours, theirs) in keys.items()}
+    assert list(differ.values()) == [True, False, True, True]
+
+    # The findings go along where the same bytes are wanted.
+    (tmp_path / "told/01-fragile").mkdir(parents=True)
+    (tmp_path / "run/01-fragile/poison").rename(tmp_path / "told/01-fragile/poison")
+    do(healed, tmp_path / "told")
+    assert results(tmp_path / "told") == results(tmp_path / "scratch")
+
+    # Without them the shard and what follows is done again, the other shard of the segment is not.
+    again = do(healed, tmp_path / "run")
+    assert results(tmp_path / "run") == results(tmp_path / "other")
+    assert again.done == outcome.done - 2  # all but the other shard and its signatures
+    assert verify(open_run(tmp_path / "run")) == []
+    row = status(open_run(tmp_path / "scratch"))[-1]
+    assert (row.done, row.left) == (2, 0)
+
+
+def test_a_document_that_cannot_be_encoded_is_dropped_from_the_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_input(tmp_path / "a", "a0", {5: "RAISE", 30: "RAISE"})
+    write_input(tmp_path / "a", "a1", {})
+    recipe = write_recipe(tmp_path, "  - exact\n")
+    recipe.write_text(recipe.read_text() + TOKENS)
+    encode = Encoder.encode
+
+    def picky(self: Encoder, texts: pa.Array) -> Any:
+        if any("RAISE" in text for text in texts.to_pylist()):
+            raise KeyError("no such piece")
+        return encode(self, texts)
+
+    monkeypatch.setattr(Encoder, "encode", picky)
+    do(recipe, tmp_path / "run")
+    opened = open_run(tmp_path / "run")
+    assert verify(opened) == []
+    book = opened.stages()["tokenize"]
+    assert (book.read.documents, book.dropped["poison"].documents) == (80, 2)
+    assert do(recipe, tmp_path / "run").done == 0
+    first = results(tmp_path / "run")
+    monkeypatch.setattr(Encoder, "encode", encode)
+    (tmp_path / "run/tokens/ledger/part-00000.json").unlink()
+    assert do(recipe, tmp_path / "run").done == 1  # known, so it is left out where it would do no harm
+    assert results(tmp_path / "run") == first
+
+
+@pytest.mark.end_to_end
+def test_a_document_that_kills_the_encoder_is_found(tmp_path: Path) -> None:
+    write_input(tmp_path / "a", "a0", {5: "KILL"})
+    recipe = write_recipe(tmp_path, "  - fragile: {healed: true}\n")
+    recipe.write_text(recipe.read_text() + TOKENS)
+    do(recipe, tmp_path / "run")
+    opened = open_run(tmp_path / "run")
+    card = orjson.loads((tmp_path / "run/tokens/tokenizer_card.json").read_bytes())
+    shard = Shard.model_validate(orjson.loads((tmp_path / "run/inputs.json").read_bytes())[0])
+    order = TokensOrder(
+        out=str(tmp_path / "run"),
+        key=card["key"],
+        upstream="01-fragile",
+        shard=shard,
+        holdout_share=0.0,
+        encoder="tokenizers",
+        eos_token="<|endoftext|>",
+    )
+    isolated(tokens_or_death, order, Limits())
+    (found,) = orjson.loads((tmp_path / "run/tokens/poison/part-00000.json").read_bytes())
+    assert (found["doc_id"], found["stage"]) == ("a0-5", "tokenize")
+    assert open_run(tmp_path / "run").stages()["tokenize"].dropped["poison"].documents == 1
+    assert opened.path

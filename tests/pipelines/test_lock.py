@@ -77,7 +77,14 @@ def test_a_process_id_that_is_used_again_is_not_the_old_driver(tmp_path: Path) -
         mine = holder_of(str(tmp_path))
     assert mine is not None
     assert not is_stale(mine, time.time() + 1e6)
-    assert is_stale(mine.model_copy(update={"process_start": mine.process_start - 60}), time.time())
+    assert mine.since_boot is not None
+    assert is_stale(mine.model_copy(update={"since_boot": mine.since_boot - 60}), time.time())
+    assert not is_stale(
+        mine.model_copy(update={"process_start": mine.process_start - 60}), time.time()
+    )  # a clock jumped
+    old = {"since_boot": None}  # of a system that does not say
+    assert not is_stale(mine.model_copy(update=old), time.time())
+    assert is_stale(mine.model_copy(update={**old, "process_start": mine.process_start - 60}), time.time())
     # The same host after a reboot says nothing about processes: only the renewal counts.
     assert not is_stale(mine.model_copy(update={"boot": "other", "process_start": 0.0}), mine.renewed + 1)
 
@@ -91,7 +98,7 @@ def test_of_many_that_come_at_once_one_gets_it(folder: str, tmp_path: Path) -> N
         if stale:
             fs.pipe_file(f"{inner}/{NAME}", orjson.dumps(someone().model_dump()))
         ready = threading.Barrier(8)
-        locks = [RunLock(path) for _ in range(8)]
+        locks = [RunLock(path, renew_s=0.05, say=lambda _: None) for _ in range(8)]
 
         def enter(lock: RunLock, ready: threading.Barrier = ready) -> bool:
             ready.wait()
@@ -138,3 +145,28 @@ def test_a_folder_that_cannot_be_written_is_one_message(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(LockError, match=r"file/run/driver\.lock cannot be written: .*--out"):
         RunLock(str(tmp_path / "file/run")).__enter__()
+
+
+@pytest.mark.parametrize("jump_s", [3_600.0, -3_600.0])
+def test_a_driver_of_another_host_whose_clock_is_wrong_keeps_its_lock(tmp_path: Path, jump_s: float) -> None:
+    path = tmp_path / NAME
+    held = someone(renewed=time.time() + jump_s)
+    path.write_bytes(orjson.dumps(held.model_dump()))
+    said: list[str] = []
+
+    def renew(line: str) -> None:
+        said.append(line)
+        path.write_bytes(orjson.dumps(held.model_copy(update={"renewed": held.renewed + 1}).model_dump()))
+
+    with pytest.raises(LockError, match="process 1 on elsewhere"):
+        RunLock(str(tmp_path), renew_s=5.0, say=renew).__enter__()
+    assert "watching it for 15 s" in said[0]
+    path.write_bytes(orjson.dumps(held.model_dump()))  # and the same when nobody is behind it
+    with RunLock(str(tmp_path), renew_s=0.02, say=lambda _: None) as lock:
+        assert lock.taken_over == held
+
+
+def test_a_lock_of_another_host_that_was_renewed_just_now_is_not_watched(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_bytes(orjson.dumps(someone(renewed=time.time() - 60).model_dump()))
+    with pytest.raises(LockError, match="process 1 on elsewhere"):
+        RunLock(str(tmp_path), say=pytest.fail).__enter__()
