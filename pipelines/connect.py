@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import shutil
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -86,14 +88,18 @@ def started(settings: ClusterSettings, troubles: Troubles) -> Iterator[Any]:
     if settings.tls is not None:
         arguments["security"] = settings.tls.security()
         arguments.setdefault("protocol", "tls://")
+    wrong = ""
     try:
         cluster = cls(**arguments)
     except Exception as error:  # whatever a cluster of others raises, its start is what failed
-        said = " ".join(str(error).split()).strip(".")[:1000]
+        wrong = f"{type(error).__name__}: {' '.join(str(error).split()).strip('.')[:1000]}"
+    if wrong:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()  # the half of it that was made, which says at its end that nobody closed it
         raise EngineError(
-            f"{settings.cls} could not be started: {type(error).__name__}: {said}. See its `arguments` in the file of "
-            "--cluster."
-        ) from error
+            f"{settings.cls} could not be started: {wrong}. See its `arguments` in the file of --cluster."
+        )
     try:
         if settings.adapt is not None:
             cluster.adapt(minimum=settings.adapt.minimum, maximum=settings.adapt.maximum)
