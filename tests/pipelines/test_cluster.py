@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -213,11 +214,13 @@ def test_a_worker_that_joins_and_cannot_do_the_work_is_not_used(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.filterwarnings("ignore:unclosed cluster:ResourceWarning")  # of the half-made one, when it is collected
 def test_arguments_that_the_class_does_not_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda program: f"/bin/{program}")
     settings = load_cluster(write_cluster(tmp_path, "class: dask_jobqueue.SLURMCluster\narguments: {queue: main}\n"))
     with pytest.raises(EngineError, match=r"SLURMCluster could not be started: ValueError: You must specify how much"):
         open_engine(cluster=settings).__enter__()
+    gc.collect()
 
 
 @pytest.mark.parametrize(
