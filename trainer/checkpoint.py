@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from gristmill.trainer.config import TrainError
-from gristmill.trainer.group import Group
+from gristmill.trainer.group import ALONE, Group
 from gristmill.trainer.model import Llama
 from gristmill.trainer.optim import AdamW, local
 
@@ -228,3 +228,17 @@ def load(
         optimizer.updates = state.progress.updates
         return state.progress
     return None
+
+
+def load_weights(folder: Path, model: Llama) -> CheckpointState:
+    """Fills a model that is whole in this process from one checkpoint. Raises TrainError where it is damaged."""
+    state, problem = _check(folder, ALONE)
+    if state is None or problem:
+        raise TrainError(f"{folder}: not a sound checkpoint: {problem}. Name another one, or train on from one before.")
+    tensors = {"model": {name: p.detach() for name, p in model.named_parameters()}}
+    try:
+        with _alone_is_fine():
+            load_tensors(tensors, storage_reader=FileSystemReader(folder), no_dist=True)
+    except (CheckpointException, RuntimeError, ValueError) as error:
+        raise TrainError(f"{folder}: cannot be loaded: {str(error).strip().splitlines()[-1]}") from error
+    return state
