@@ -10,6 +10,8 @@ together 1 to 3 GB on a GPU; hence HEADROOM.
 
 from __future__ import annotations
 
+import resource
+import sys
 import time
 from dataclasses import dataclass
 
@@ -70,6 +72,20 @@ def measured_peak(device: torch.device, dtype: torch.dtype, size: int = 1024, se
         best = min(best, now - began)
         if now > until:
             return 2.0 * size**3 / best
+
+
+def device_peak(device: torch.device, dtype: str) -> float:
+    """FLOP/s of a device: the table's, or what a product reaches now. All ranks of a machine measure together."""
+    known = peak_of(torch.cuda.get_device_name(device), dtype) if device.type == "cuda" else None
+    return known or measured_peak(device, torch.bfloat16 if dtype == "bf16" else torch.float32, seconds=0.05)
+
+
+def peak_memory(device: torch.device) -> int:
+    """Most bytes so far: allocated on a GPU, resident on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    kilo = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kilo * (1 if sys.platform == "darwin" else 1024)
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
@@ -73,6 +74,7 @@ from gristmill.trainer.optim import (
     squared_norm,
 )
 from gristmill.trainer.score import score
+from gristmill.trainer.sizing import device_peak, peak_memory
 
 LOCK_FILE = ".lock"
 LOCK_PATIENCE_S = 60.0  # for ranks of a group that is just ending
@@ -91,6 +93,7 @@ class Job:
     optimizer: AdamW
     progress: Progress
     decay_from: int | None  # first step of wsd's decay
+    peak: float  # FLOP/s of all ranks together, as `sizing.device_peak`
 
     @property
     def config(self) -> TrainConfig:
@@ -99,6 +102,10 @@ class Job:
     @property
     def out(self) -> Path:
         return Path(self.run.out)
+
+    @cached_property
+    def flops_per_step(self) -> float:
+        return flops_per_token(self.model.shape, self.config.seq_len) * self.config.tokens_per_step
 
     @property
     def checkpoints(self) -> Path:
@@ -135,7 +142,8 @@ def prepare(run: Run, group: Group) -> Job:
             f"{count_parameters(shape):,} parameters, {flops_per_token(shape, config.seq_len):,.0f} FLOPs a token, "
             f"{config.total_steps:,} steps of {config.tokens_per_step:,} tokens on {group.world} ranks."
         )
-    return Job(run, group, tokens, feed, model, optimizer, progress or Progress(), decay_from)
+    peak = sum(group.gather(device_peak(group.device, config.dtype)))
+    return Job(run, group, tokens, feed, model, optimizer, progress or Progress(), decay_from, peak)
 
 
 class StopRequest:
@@ -308,6 +316,8 @@ def _line(job: Job, outcome: Step, lr: float, seconds: float) -> dict[str, Any]:
         "lr": lr,
         "grad_norm": outcome.grad_norm if math.isfinite(outcome.grad_norm) else None,
         "tokens_per_s": round(config.tokens_per_step / seconds, 1),
+        "mfu": round(job.flops_per_step / seconds / job.peak, 4),
+        "memory_bytes": peak_memory(job.group.device),  # the leader's
         "sources": job.feed.consumed(progress.windows),
     }
     if config.z_loss:

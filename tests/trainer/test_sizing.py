@@ -8,6 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 from gristmill.pipelines.cli import app
+from gristmill.trainer import metrics
 from gristmill.trainer.config import ModelShape, TrainConfig, TrainError
 from gristmill.trainer.model import Llama, initialise
 from gristmill.trainer.sizing import GPUS, activation_values, measured_peak, memory, peak_of, size
@@ -116,3 +117,11 @@ def test_a_device_is_found_by_its_name(name, gpu):
 
 def test_the_measured_peak_is_what_products_reach():
     assert 1e8 < measured_peak(torch.device("cpu"), torch.float32, size=256, seconds=0.02) < 1e14
+
+
+def test_metrics_have_the_share_of_the_peak_and_the_memory(undisturbed):
+    lines = metrics.read(undisturbed / "metrics.jsonl")
+    assert all(0 < line["mfu"] < 1.5 for line in lines)  # a machine with other work may measure a low peak
+    ratios = [line["mfu"] / line["tokens_per_s"] for line in lines]
+    assert max(ratios) == pytest.approx(min(ratios), rel=0.2)  # the same peak in all; both are rounded
+    assert all(1e7 < line["memory_bytes"] < 1e11 for line in lines)
