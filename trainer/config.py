@@ -117,6 +117,7 @@ class TrainConfig(Settings):
     steps: int = Field(default=0, ge=0)  # 0: from budget_tokens
     budget_tokens: int = Field(default=0, ge=0)  # 0: from steps
 
+    optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for the matrices of the blocks, adamw for the rest
     lr: float = Field(default=3e-3, gt=0)
     min_lr_ratio: float = Field(default=0.1, ge=0, le=1)  # of lr, at the end
     warmup: float = Field(default=0.05, ge=0)  # below 1 a share of the steps, else steps

@@ -10,6 +10,7 @@ together 1 to 3 GB on a GPU; hence HEADROOM.
 
 from __future__ import annotations
 
+import math
 import resource
 import sys
 import time
@@ -19,7 +20,7 @@ import torch
 
 from gristmill.trainer.config import ModelShape, TrainConfig, TrainError
 from gristmill.trainer.loss import GRADIENT_LOGITS, PROJECT_LOGITS
-from gristmill.trainer.model import count_parameters, flops_per_token
+from gristmill.trainer.model import count_parameters, flops_per_token, parameter_shapes
 
 HEADROOM = 0.9  # of a GPU's memory that the formula may fill
 BYTES = {"float32": 4, "bf16": 2}
@@ -94,7 +95,7 @@ class Memory:
 
     parameters: float  # float32 masters, sharded
     gradients: float  # float32, sharded
-    optimizer: float  # two moments, float32, sharded
+    optimizer: float  # two moments, with Muon one of a block's matrix, float32, sharded
     gathered: float  # whole weights in the activations' dtype, and a block's whole gradient
     activations: float  # kept for the backward pass of one micro-batch
     loss: float  # of the output layer: gradient of its matrix, and pieces of logits
@@ -121,6 +122,8 @@ def memory(shape: ModelShape, config: TrainConfig) -> Memory:
     count, ranks, size = count_parameters(shape), config.ranks, BYTES[config.dtype]
     outside = shape.vocab_size * shape.width * (1 if shape.tied else 2) + shape.width
     block = (count - outside) / shape.layers
+    muon = sum(math.prod(s) for n, s in parameter_shapes(shape) if len(s) == 2 and n.startswith("layers."))
+    muon = muon if config.optimizer == "muon" else 0
     if ranks == 1:
         gathered = count * size if size < 4 else 0.0  # cast where they are used, and kept for the backward pass
     elif config.device == "cpu":
@@ -132,7 +135,7 @@ def memory(shape: ModelShape, config: TrainConfig) -> Memory:
     return Memory(
         parameters=count * 4 / ranks,
         gradients=count * 4 / ranks,
-        optimizer=count * 8 / ranks,
+        optimizer=(count * 8 - muon * 4) / ranks,
         gathered=gathered,
         activations=tokens * size * (shape.layers * activation_values(shape) + 3 * shape.width) + mask,
         loss=shape.vocab_size * shape.width * 4 + GRADIENT_LOGITS * size + 2 * PROJECT_LOGITS * 4,

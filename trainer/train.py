@@ -66,6 +66,7 @@ from gristmill.trainer.feed import Feed, Windows, open_feed
 from gristmill.trainer.group import Group, join, shard
 from gristmill.trainer.metrics import METRICS_FILE, MetricsLog
 from gristmill.trainer.model import Llama, count_parameters, flops_per_token, initialise
+from gristmill.trainer.muon import Muon, make_optimizer
 from gristmill.trainer.optim import (
     AdamW,
     decay_start_of_phase,
@@ -90,7 +91,7 @@ class Job:
     tokens: TokenSet
     feed: Feed
     model: Llama
-    optimizer: AdamW
+    optimizer: AdamW | Muon
     progress: Progress
     decay_from: int | None  # first step of wsd's decay
     peak: float  # FLOP/s of all ranks together, as `sizing.device_peak`
@@ -131,7 +132,7 @@ def prepare(run: Run, group: Group) -> Job:
     shard(model, group)
     model.to_empty(device=group.device)
     initialise(model, config.seed)
-    optimizer = AdamW(model.named_parameters(), config.betas, config.eps, config.weight_decay)
+    optimizer = make_optimizer(model, config)
     heard = say if group.leads else lambda text: None
     progress = checkpoint.load(Path(run.out) / "checkpoints", model, optimizer, feed.course, group, heard)
     decay_from = decay_start_of_phase(config, feed.phases)

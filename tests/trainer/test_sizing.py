@@ -53,6 +53,8 @@ def test_memory_by_hand():
     assert (found.parameters, found.gradients, found.optimizer) == (2800, 2800, 5600)
     assert found.gathered == 1400 * 2 + 656 * 4
     assert found.activations == 4 * 2 * (2 * (10 * 8 + 4 * 16) + 3 * 8)
+    with_muon = memory(shape, config.model_copy(update={"optimizer": "muon"}))
+    assert with_muon.optimizer == 5600 - 2 * 640 * 4 / 2  # the gains of a block, 16, keep two moments
     on_gpu = memory(shape, config.model_copy(update={"device": "cuda"}))
     assert on_gpu.gathered == (88 + 2 * 656) * 2 + 656 * 4
 
