@@ -40,6 +40,7 @@ def export_model(trained: Trained, out: str, dtype: Dtype = "float32", max_file_
     folder = Path(out)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise TrainError(f"{folder}: there is something already. Name a folder that is empty or not there.")
+    config, tokenizer, card = model_config(trained, dtype), tokenizer_config(trained), model_card(trained)
     folder.mkdir(parents=True, exist_ok=True)
     names = []
 
@@ -49,12 +50,12 @@ def export_model(trained: Trained, out: str, dtype: Dtype = "float32", max_file_
 
     for name, data in _weight_files(trained, getattr(torch, dtype), max_file_bytes):
         write(name, data)
-    write("config.json", _json(model_config(trained, dtype)))
+    write("config.json", _json(config))
     eos = trained.manifest.eos_id
     write("generation_config.json", _json({"bos_token_id": eos, "eos_token_id": eos, "do_sample": True}))
     write("tokenizer.json", trained.tokenizer_json)
-    write("tokenizer_config.json", _json(tokenizer_config(trained)))
-    write("README.md", model_card(trained).encode())
+    write("tokenizer_config.json", _json(tokenizer))
+    write("README.md", card.encode())
     record = {
         "checkpoint": trained.checkpoint.name,
         "dtype": dtype,
@@ -182,14 +183,13 @@ def _settings(config: TrainConfig) -> dict[str, Any]:
 
 def _data_table(trained: Trained) -> list[str]:
     """Seen tokens of each source of the mixture; then what the token shards hold of each source of theirs."""
-    seen = Consumption.read(trained.checkpoint / CONSUMPTION_FILE)
-    lines = ["## Data", "| source of the mixture | tokens seen, with those of runs before this one |", "|---|---|"]
-    lines += [f"| {name} | {use.windows * seen.seq_len:,} |" for name, use in sorted(seen.sources.items())]
-    lines += [
-        "",
-        "| token shards of | tokens | documents | UTF-8 bytes | documents held out |",
-        "|---|---|---|---|---|",
-    ]
+    lines = ["## Data"]
+    if (trained.checkpoint / CONSUMPTION_FILE).exists():  # checkpoints of earlier versions have no books
+        seen = Consumption.read(trained.checkpoint / CONSUMPTION_FILE)
+        lines += ["| source of the mixture | tokens seen, with those of runs before this one |", "|---|---|"]
+        lines += [f"| {name} | {use.windows * seen.seq_len:,} |" for name, use in sorted(seen.sources.items())]
+        lines.append("")
+    lines += ["| token shards of | tokens | documents | UTF-8 bytes | documents held out |", "|---|---|---|---|---|"]
     for source in sorted({shard.source for shard in trained.manifest.shards}):
         shards = [shard for shard in trained.manifest.shards if shard.source == source]
         train = [shard for shard in shards if shard.split == "train"]

@@ -126,6 +126,18 @@ def test_one_checkpoint_of_a_run_can_be_named(plain):
     assert not torch.equal(earlier.model.embed_tokens.weight, open_trained(plain).model.embed_tokens.weight)
 
 
+def test_a_checkpoint_without_books_is_exported_without_that_table(plain, tmp_path):
+    shutil.copytree(plain, tmp_path / "run")
+    next((tmp_path / "run").glob("checkpoints/step-00000003/consumption.json")).unlink()
+    state = tmp_path / "run" / "checkpoints" / "step-00000003" / "state.json"
+    body = orjson.loads(state.read_bytes())
+    del body["files"]["consumption.json"]
+    state.write_bytes(orjson.dumps(body))
+    card = export_model(open_trained(tmp_path / "run"), str(tmp_path / "model")) / "README.md"
+    assert "tokens seen" not in card.read_text()
+    assert "| token shards of |" in card.read_text()
+
+
 def test_a_seed_decides_what_is_written(plain):
     trained = open_trained(plain)
     texts = [continue_text(trained, "ABC", 20, seed) for seed in (1, 1, 2)]
