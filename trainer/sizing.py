@@ -36,7 +36,8 @@ class Gpu:
     names: tuple[str, ...]  # parts of the device's name, all of which it has
 
 
-# Vendors' data sheets of the product named. Those that print tensor peaks with sparsity are halved.
+# Peaks without sparsity. Those of A100, H100, H200, B200, L40S and MI300X are as torchtitan and LitGPT have them in
+# their tables, which name the vendors' data sheets; the rest are from memory of the data sheets: set --mfu by them.
 GPUS: dict[str, Gpu] = {
     "a100-40gb": Gpu(312e12, 19.5e12, 40e9, ("A100", "40GB")),
     "a100-80gb": Gpu(312e12, 19.5e12, 80e9, ("A100",)),

@@ -229,7 +229,7 @@ def test_a_vocabulary_too_small_is_refused():
         ("124m", 50_257, 124.44e6, 0.01),  # GPT-2 small has positions, biases and no gates: 0.7 % more
         ("411m-1x", 0, 411.6e6, 0.0005),  # DCLM, training/README: 411.6 M
         ("1b-1x", 0, 1.44e9, 0.005),  # the same: 1.44 B
-        ("1.8b", 0, 1.71e9, 0.005),  # FineWeb; its blog's 1.82 B counts the tied matrix twice, see below
+        ("1.8b", 0, 1.71e9, 0.005),  # FineWeb's blog has 1.82 B, which counts the tied matrix twice: see below
         ("8b", 0, 8_030_261_248, 0),  # Llama 3.1 8B
     ],
 )
