@@ -1,4 +1,4 @@
-"""The verbs about the documents of a run: `export documents`, `trace`."""
+"""The verbs that hand results on or look at them: `export documents`, `export model`, `generate`, `trace`."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ def register(app: typer.Typer) -> None:
     export.command(epilog="Example:  gristmill export documents out/demo/run --format hf --out out/demo/dataset")(
         documents
     )
+    export.command(epilog="Example:  gristmill export model out/train --out out/model")(model)
+    app.command(epilog='Example:  gristmill generate out/train --prompt "The" --max-tokens 50')(generate)
     app.command(
         epilog="Examples:  gristmill trace 00000000-0000-0000-0000-000000000000 out/demo/run;  "
         "gristmill trace --train out/demo/run/ablation/blend-seed1 --step 12"
@@ -54,6 +56,36 @@ def documents(
         print(orjson.dumps(body | {"documents": done.contents.documents}).decode())
     else:
         print(f"{out}: {done.contents.documents:,} documents in {len(done.files):,} files, {size / 1e6:,.1f} MB")
+
+
+def model(
+    trained: Annotated[str, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A training run, or one checkpoint.")],
+    out: Annotated[str, typer.Option("--out", help="Folder to write; it must be empty or not there.", metavar="DIR")],
+    dtype: Annotated[str, typer.Option(help="Of the weights: float32 or bfloat16.")] = "float32",
+) -> None:
+    """Write a trained model as a Hugging Face folder: weights, configuration, tokenizer, model card."""
+    from gristmill.stages.settings_file import SettingsError
+    from gristmill.trainer.export import DTYPES, export_model
+    from gristmill.trainer.trained import open_trained
+
+    if dtype not in DTYPES:
+        raise SettingsError(f"--dtype {dtype}: give one of {', '.join(DTYPES)}.")
+    opened = open_trained(trained)
+    print(f"{export_model(opened, out, DTYPES[dtype])}: {opened.checkpoint}")
+
+
+def generate(
+    trained: Annotated[str, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A training run, or one checkpoint.")],
+    prompt: Annotated[str, typer.Option(help="Text that the model goes on from.")] = "",
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write at most.")] = 64,
+    seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
+    temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token each time.")] = 1.0,
+    top_k: Annotated[int, typer.Option(min=0, help="Sample from so many likeliest tokens; 0: from all.")] = 0,
+) -> None:
+    """Let a trained model write, for a look."""
+    from gristmill.trainer.trained import continue_text, open_trained
+
+    print(prompt + continue_text(open_trained(trained), prompt, max_tokens, seed, temperature, top_k))
 
 
 def trace(

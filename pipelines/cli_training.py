@@ -13,6 +13,7 @@ from gristmill.pipelines.cli_suggest import register as register_suggest
 
 if TYPE_CHECKING:
     from gristmill.mixtures.plan import Plan
+    from gristmill.trainer.config import TrainConfig
 
 MixtureArgument = Annotated[str, typer.Argument(metavar="MIXTURE", help="A mixture file.")]
 TokensOption = Annotated[
@@ -167,19 +168,29 @@ def diff(
 
 def train(
     config: Annotated[str, typer.Argument(metavar="CONFIG", help="A file of training settings.")],
-    mixture: Annotated[str, typer.Option("--mixture", help="A mixture file.", metavar="FILE")],
-    tokens: TokensOption,
+    mixture: Annotated[str | None, typer.Option("--mixture", help="A mixture file.", metavar="FILE")] = None,
+    tokens: Annotated[
+        str | None, typer.Option("--tokens", help="Folder of token shards: `tokens` in a run.", metavar="DIR")
+    ] = None,
     out: Annotated[str, typer.Option("--out", help="Folder of the run; what it has is continued.")] = "out/train",
+    plan: Annotated[bool, typer.Option("--plan", help="Train nothing: print size, compute, time and memory.")] = False,
+    gpu: Annotated[str, typer.Option("--gpu", help="Of the plan: the GPU of each rank.")] = "h100",
+    mfu: Annotated[float, typer.Option("--mfu", help="Of the plan: share of the GPU's peak that is reached.")] = 0.4,
     as_json: JsonOption = False,
 ) -> None:
-    """Train one model on a mixture and score it on held-out documents."""
+    """Train one model on a mixture and score it on held-out documents; or with --plan, say what that would take."""
     from gristmill.pipelines.ablation import loss_of
     from gristmill.pipelines.progress import Display
-    from gristmill.stages.settings_file import load
+    from gristmill.stages.settings_file import SettingsError, load
     from gristmill.trainer.config import TrainConfig
     from gristmill.trainer.launch import run
 
     settings = load(TrainConfig, config)
+    if plan:
+        _show_sizing(settings, tokens, gpu, mfu, as_json)
+        return
+    if mixture is None or tokens is None:
+        raise SettingsError("Name the data: --mixture FILE and --tokens DIR. Only --plan goes without them.")
     with Display(as_json=as_json) as display, display.phase("train", settings.total_steps) as phase:
 
         def on_progress(line: dict[str, Any]) -> None:
@@ -195,6 +206,14 @@ def train(
     for source, value in scores.items():
         print(f"{source}: {value:.4f} bits per byte")
     print(f"{outcome.out}: {outcome.status}")
+
+
+def _show_sizing(settings: TrainConfig, tokens: str | None, gpu: str, mfu: float, as_json: bool) -> None:
+    from gristmill.tokenize.shards import read_manifest
+    from gristmill.trainer.sizing import size
+
+    sizing = size(settings, read_manifest(tokens).vocab_size if tokens is not None else 0, gpu, mfu)
+    print(orjson.dumps(sizing.data(), option=orjson.OPT_INDENT_2).decode() if as_json else sizing.table().rstrip())
 
 
 def ablate(

@@ -31,8 +31,9 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from gristmill.trainer.config import TrainError
-from gristmill.trainer.group import Group
+from gristmill.trainer.group import ALONE, Group
 from gristmill.trainer.model import Llama
+from gristmill.trainer.muon import Muon
 from gristmill.trainer.optim import AdamW, local
 
 STATE_FILE = "state.json"
@@ -72,7 +73,7 @@ def complete(root: Path) -> list[Path]:
     return sorted(path.parent for path in root.glob(f"step-????????/{STATE_FILE}"))
 
 
-def _tensors(model: Llama, optimizer: AdamW) -> dict[str, Any]:
+def _tensors(model: Llama, optimizer: AdamW | Muon) -> dict[str, Any]:
     """The tensors themselves, not copies: a load fills them in place."""
     return {
         "model": {name: p.detach() for name, p in model.named_parameters()},
@@ -114,7 +115,7 @@ def _sync(path: Path) -> None:
 def save(
     root: Path,
     model: Llama,
-    optimizer: AdamW,
+    optimizer: AdamW | Muon,
     progress: Progress,
     course: str,
     group: Group,
@@ -197,7 +198,7 @@ def _check(folder: Path, group: Group) -> tuple[CheckpointState | None, str]:
 
 
 def load(
-    root: Path, model: Llama, optimizer: AdamW, course: str, group: Group, say: Callable[[str], None]
+    root: Path, model: Llama, optimizer: AdamW | Muon, course: str, group: Group, say: Callable[[str], None]
 ) -> Progress | None:
     """Fills model and optimizer from the newest sound checkpoint; None where there is none. All ranks together.
 
@@ -228,3 +229,17 @@ def load(
         optimizer.updates = state.progress.updates
         return state.progress
     return None
+
+
+def load_weights(folder: Path, model: Llama) -> CheckpointState:
+    """Fills a model that is whole in this process from one checkpoint. Raises TrainError where it is damaged."""
+    state, problem = _check(folder, ALONE)
+    if state is None or problem:
+        raise TrainError(f"{folder}: not a sound checkpoint: {problem}. Name another one, or train on from one before.")
+    tensors = {"model": {name: p.detach() for name, p in model.named_parameters()}}
+    try:
+        with _alone_is_fine():
+            load_tensors(tensors, storage_reader=FileSystemReader(folder), no_dist=True)
+    except (CheckpointException, RuntimeError, ValueError) as error:
+        raise TrainError(f"{folder}: cannot be loaded: {str(error).strip().splitlines()[-1]}") from error
+    return state

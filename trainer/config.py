@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 
 from gristmill.stages.documents import Settings
 
-VERSION = 1  # raise it when the same settings train another model; it is part of a run's key
+VERSION = 2  # raise it when the same settings train another model; it is part of a run's key
 
 
 RUN_FILE, LOG_FILE = "run.json", "log.txt"  # of a run's folder
@@ -69,18 +69,29 @@ class ModelShape(Settings):
         )
 
 
-# Names give parameters with the vocabulary of the source; ours take the vocabulary of the tokenizer.
+# Those with a vocabulary have the source's, so that the count is the published one; the others take the tokenizer's.
 PRESETS: dict[str, ModelShape] = {
     "1m": ModelShape(width=96, layers=3, heads=3),  # 1.1 M with 8,192 ids
     "3m": ModelShape(width=192, layers=3, heads=3),  # 2.9 M with 8,192 ids
-    "10m": ModelShape(width=320, layers=6, heads=5),
-    "14m": ModelShape(width=384, layers=6, heads=6),  # the size of olmix's smallest proxy
+    "10m": ModelShape(width=320, layers=6, heads=5),  # 10.1 M with 8,192 ids
+    "14m": ModelShape(width=384, layers=6, heads=6),  # 13.8 M with 8,192 ids
+    "olmix-14m": ModelShape(  # OLMo-core's olmo2_14M, whose norms stand after the parts; embedding not counted
+        width=128,
+        layers=4,
+        heads=8,
+        hidden=512,
+        qk_norm=True,
+        tied=False,
+        rope_base=500_000.0,
+        norm_eps=1e-6,
+        vocab_size=100_352,
+    ),
     "124m": ModelShape(width=768, layers=12, heads=12, hidden=2048),  # GPT-2 small's depth and width
-    "411m-1x": ModelShape(  # DCLM, training/configs: 411M-1x
-        width=1024, layers=24, heads=8, qk_norm=True, tied=False, vocab_size=50_432
+    "411m-1x": ModelShape(  # DCLM, training/configs: 411M-1x; open_lm rounds hidden up to a multiple of 256
+        width=1024, layers=24, heads=8, hidden=2816, qk_norm=True, tied=False, vocab_size=50_432
     ),
     "1b-1x": ModelShape(  # DCLM, 1B-1x
-        width=2048, layers=24, heads=16, qk_norm=True, tied=False, vocab_size=50_432
+        width=2048, layers=24, heads=16, hidden=5632, qk_norm=True, tied=False, vocab_size=50_432
     ),
     "1.8b": ModelShape(width=2048, layers=24, heads=32, hidden=8192, vocab_size=50_272),  # FineWeb's ablation model
     "8b": ModelShape(  # Llama 3.1 8B
@@ -106,6 +117,7 @@ class TrainConfig(Settings):
     steps: int = Field(default=0, ge=0)  # 0: from budget_tokens
     budget_tokens: int = Field(default=0, ge=0)  # 0: from steps
 
+    optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for the matrices of the blocks, adamw for the rest
     lr: float = Field(default=3e-3, gt=0)
     min_lr_ratio: float = Field(default=0.1, ge=0, le=1)  # of lr, at the end
     warmup: float = Field(default=0.05, ge=0)  # below 1 a share of the steps, else steps

@@ -36,6 +36,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
@@ -65,6 +66,7 @@ from gristmill.trainer.feed import Feed, Windows, open_feed
 from gristmill.trainer.group import Group, join, shard
 from gristmill.trainer.metrics import METRICS_FILE, MetricsLog
 from gristmill.trainer.model import Llama, count_parameters, flops_per_token, initialise
+from gristmill.trainer.muon import Muon, make_optimizer
 from gristmill.trainer.optim import (
     AdamW,
     decay_start_of_phase,
@@ -73,6 +75,7 @@ from gristmill.trainer.optim import (
     squared_norm,
 )
 from gristmill.trainer.score import score
+from gristmill.trainer.sizing import device_peak, peak_memory
 
 LOCK_FILE = ".lock"
 LOCK_PATIENCE_S = 60.0  # for ranks of a group that is just ending
@@ -88,9 +91,10 @@ class Job:
     tokens: TokenSet
     feed: Feed
     model: Llama
-    optimizer: AdamW
+    optimizer: AdamW | Muon
     progress: Progress
     decay_from: int | None  # first step of wsd's decay
+    peak: float  # FLOP/s of all ranks together, as `sizing.device_peak`
 
     @property
     def config(self) -> TrainConfig:
@@ -99,6 +103,10 @@ class Job:
     @property
     def out(self) -> Path:
         return Path(self.run.out)
+
+    @cached_property
+    def flops_per_step(self) -> float:
+        return flops_per_token(self.model.shape, self.config.seq_len) * self.config.tokens_per_step
 
     @property
     def checkpoints(self) -> Path:
@@ -124,7 +132,7 @@ def prepare(run: Run, group: Group) -> Job:
     shard(model, group)
     model.to_empty(device=group.device)
     initialise(model, config.seed)
-    optimizer = AdamW(model.named_parameters(), config.betas, config.eps, config.weight_decay)
+    optimizer = make_optimizer(model, config)
     heard = say if group.leads else lambda text: None
     progress = checkpoint.load(Path(run.out) / "checkpoints", model, optimizer, feed.course, group, heard)
     decay_from = decay_start_of_phase(config, feed.phases)
@@ -135,7 +143,8 @@ def prepare(run: Run, group: Group) -> Job:
             f"{count_parameters(shape):,} parameters, {flops_per_token(shape, config.seq_len):,.0f} FLOPs a token, "
             f"{config.total_steps:,} steps of {config.tokens_per_step:,} tokens on {group.world} ranks."
         )
-    return Job(run, group, tokens, feed, model, optimizer, progress or Progress(), decay_from)
+    peak = sum(group.gather(device_peak(group.device, config.dtype)))
+    return Job(run, group, tokens, feed, model, optimizer, progress or Progress(), decay_from, peak)
 
 
 class StopRequest:
@@ -308,6 +317,8 @@ def _line(job: Job, outcome: Step, lr: float, seconds: float) -> dict[str, Any]:
         "lr": lr,
         "grad_norm": outcome.grad_norm if math.isfinite(outcome.grad_norm) else None,
         "tokens_per_s": round(config.tokens_per_step / seconds, 1),
+        "mfu": round(job.flops_per_step / seconds / job.peak, 4),
+        "memory_bytes": peak_memory(job.group.device),  # the leader's
         "sources": job.feed.consumed(progress.windows),
     }
     if config.z_loss:

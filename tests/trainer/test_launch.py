@@ -19,7 +19,8 @@ STEPS = 200
 
 
 def curve(out: Path) -> list[dict]:
-    return [{k: v for k, v in line.items() if k != "tokens_per_s"} for line in metrics.read(out / "metrics.jsonl")]
+    timing = {"tokens_per_s", "mfu", "memory_bytes"}
+    return [{k: v for k, v in line.items() if k not in timing} for line in metrics.read(out / "metrics.jsonl")]
 
 
 def start(run, on_progress=None) -> launch.Outcome:

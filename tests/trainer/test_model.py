@@ -221,3 +221,25 @@ def test_a_vocabulary_too_small_is_refused():
     with pytest.raises(TrainError, match="vocabulary of 50, the tokenizer one of 51"):
         TINY.resolved(51)
     assert TINY.resolved(20).vocab_size == 50
+
+
+@pytest.mark.parametrize(
+    ("preset", "vocab", "published", "tolerance"),
+    [
+        ("124m", 50_257, 124.44e6, 0.01),  # GPT-2 small has positions, biases and no gates: 0.7 % more
+        ("411m-1x", 0, 411.6e6, 0.0005),  # DCLM, training/README: 411.6 M
+        ("1b-1x", 0, 1.44e9, 0.005),  # the same: 1.44 B
+        ("1.8b", 0, 1.71e9, 0.005),  # FineWeb's blog has 1.82 B, which counts the tied matrix twice: see below
+        ("8b", 0, 8_030_261_248, 0),  # Llama 3.1 8B
+    ],
+)
+def test_presets_have_the_published_numbers_of_parameters(preset, vocab, published, tolerance):
+    shape = PRESETS[preset]
+    assert count_parameters(shape.resolved(vocab or shape.vocab_size)) == pytest.approx(published, rel=tolerance, abs=0)
+
+
+def test_published_counts_that_are_counted_otherwise():
+    fineweb = PRESETS["1.8b"].resolved(0)
+    assert count_parameters(fineweb) + fineweb.vocab_size * fineweb.width == pytest.approx(1.82e9, rel=0.005)
+    olmix = PRESETS["olmix-14m"].resolved(0)
+    assert count_parameters(olmix) - olmix.vocab_size * olmix.width == pytest.approx(14e6, rel=0.01)

@@ -21,8 +21,9 @@ from gristmill.trainer.score import Scores
 
 
 def curve(out: Path) -> list[dict]:
-    """metrics.jsonl without what the clock decides."""
-    return [{k: v for k, v in line.items() if k != "tokens_per_s"} for line in metrics.read(out / "metrics.jsonl")]
+    """metrics.jsonl without what the machine decides."""
+    timing = {"tokens_per_s", "mfu", "memory_bytes"}
+    return [{k: v for k, v in line.items() if k not in timing} for line in metrics.read(out / "metrics.jsonl")]
 
 
 def weights(out: Path, step: int = 20) -> dict[str, bytes]:
