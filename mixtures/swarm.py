@@ -83,7 +83,8 @@ def swarm(
     if limit[used].sum() < 1 - 1e-9:
         raise MixtureError("The sources that the prior names are too small for the repetition cap: add one to it.")
     rng = np.random.default_rng(seed)
-    strength = np.exp(rng.uniform(*np.log(strengths), runs)) * used.sum()
+    low, high = (float(np.log(value)) for value in strengths)
+    strength = np.exp(rng.uniform(low, high, runs)) * used.sum()
     gamma = np.zeros((runs, len(prior)))
     # Gamma draws of a tiny shape underflow to 0; the floor keeps every mixture a mixture.
     gamma[:, used] = np.maximum(rng.gamma(np.maximum(strength[:, None] * prior[used], 1e-3)), 1e-300)

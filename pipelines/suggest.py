@@ -88,7 +88,7 @@ def finished_runs(ablations: Sequence[str], targets: Sequence[str] = ()) -> tupl
             raise MixtureError(
                 f"{folder}: no {RANKING_FILE}. Give the folder that `gristmill ablate --out` wrote, when it has ended."
             )
-        rows += [run for run in Ranking.load(path).runs if run.status == "done" and sum(run.tokens.values())]
+        rows += [run for run in Ranking.load(path).runs if run.status == "done" and any(run.tokens.values())]
     if not rows:
         raise MixtureError(f"{', '.join(ablations)}: no run finished, so there is nothing to learn from.")
     sources = sorted({name for run in rows for name in run.tokens})

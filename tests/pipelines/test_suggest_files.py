@@ -59,7 +59,7 @@ def test_from_a_prior_to_a_proposal(tmp_path: Path, capsys: pytest.CaptureFixtur
     finish(ablation, tmp_path / "runs")
     out = tmp_path / "suggested.yaml"
     call(["mixture", "suggest", str(tmp_path / "runs"), "--out", str(out)])
-    assert "interval" in capsys.readouterr().out
+    assert "redicted" in capsys.readouterr().out
     found = Mixture.load(out)
     assert found.description.startswith("Predicted ")
     weights = {name: wish.weight for name, wish in found.sources.items()}
