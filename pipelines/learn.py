@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -162,12 +163,7 @@ def run_tokens(order: TokensOrder) -> dict[str, Any]:
 
     A document that cannot be encoded is found by cutting its batch in pieces: the part is begun anew for each cut.
     """
-    guard = Guard(order)
-    while True:
-        try:
-            return _tokens(order, guard)
-        except Exception as error:
-            guard.blame(error)
+    return Guard(order).until_done(partial(_tokens, order))
 
 
 def _tokens(order: TokensOrder, guard: Guard) -> dict[str, Any]:

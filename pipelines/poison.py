@@ -168,6 +168,14 @@ class Guard:
             yield piece
         self._at = None
 
+    def until_done(self, stream: Callable[[Guard], T]) -> T:
+        """What a stage that takes a stream of `pieces` gives, begun anew until the documents to blame are left out."""
+        while True:
+            try:
+                return stream(self)
+            except Exception as error:
+                self.blame(error)
+
     def blame(self, error: Exception) -> None:
         """Takes what a stage raised on the piece that is out: cuts it, or finds the document. Raises the error when no
         piece is to blame, StageFault when too many documents are."""

@@ -17,7 +17,7 @@ from gristmill.pipelines.learn import TrainOrder, run_train
 from gristmill.pipelines.plan import SegmentPlan
 from gristmill.pipelines.recipe import StageUse, kept_schema, model_of
 from gristmill.pipelines.runner import ALONE, Runner, documents_of, ledger_figures
-from gristmill.pipelines.upstream import Upstream, parts_of
+from gristmill.pipelines.upstream import Upstream, parts_of, upstream_of
 from gristmill.stages.shards import (
     Shard,
     join,
@@ -27,19 +27,17 @@ from gristmill.stages.shards import (
 
 
 def run_segments(runner: Runner) -> None:
-    upstream: str | None = None
     for index in range(len(runner.plan.segments)):
         segment = runner.plan.segments[index]
         folder = segment.segment.folder
         runner.display.say(f"{folder}: {', '.join(use.heading for use in segment.segment.uses) or 'read'}")
-        _models(runner, segment, upstream)
-        before = Upstream(runner.out, upstream, runner.plan.recipe.max_chars, runner.plan.recipe.unreadable == "count")
+        before = upstream_of(runner.plan.recipe, runner.out, folder)
+        _models(runner, segment, before.folder)
         if segment.cluster is not None:
             _gate(runner, index, before)
         _shards(runner, runner.plan.segments[index], before)
         runner.plan_again()
         drop_signatures(segment, runner.out)
-        upstream = folder
 
 
 def _models(runner: Runner, segment: SegmentPlan, upstream: str | None) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import orjson
@@ -82,12 +83,7 @@ def scatter_card(out: str, shard: Shard) -> str:
 
 def run_scatter(scatter: ScatterOrder) -> dict[str, Any]:
     """Encodes and sorts one kept part -> figures. A document that cannot be encoded is found as by `run_tokens`."""
-    guard = Guard(scatter.tokens)
-    while True:
-        try:
-            return _scattered(scatter, guard)
-        except Exception as error:
-            guard.blame(error)
+    return Guard(scatter.tokens).until_done(partial(_scattered, scatter))
 
 
 def _scattered(scatter: ScatterOrder, guard: Guard) -> dict[str, Any]:
