@@ -265,13 +265,14 @@ def test_poison_is_part_of_the_key_of_its_shard_and_of_all_that_follows(tmp_path
     assert (row.done, row.left) == (2, 0)
 
 
+@pytest.mark.parametrize(("shuffle", "redone"), [("none", 1), ("documents", 3)])  # both parts sorted, one merged
 def test_a_document_that_cannot_be_encoded_is_dropped_from_the_tokens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffle: str, redone: int
 ) -> None:
     write_input(tmp_path / "a", "a0", {5: "RAISE", 30: "RAISE"})
     write_input(tmp_path / "a", "a1", {})
     recipe = write_recipe(tmp_path, "  - exact\n")
-    recipe.write_text(recipe.read_text() + TOKENS)
+    recipe.write_text(recipe.read_text() + TOKENS.replace("tokenizers}", f"tokenizers, shuffle: {shuffle}}}"))
     encode = Encoder.encode
 
     def picky(self: Encoder, texts: pa.Array) -> Any:
@@ -289,7 +290,7 @@ def test_a_document_that_cannot_be_encoded_is_dropped_from_the_tokens(
     first = results(tmp_path / "run")
     monkeypatch.setattr(Encoder, "encode", encode)
     (tmp_path / "run/tokens/ledger/part-00000.json").unlink()
-    assert do(recipe, tmp_path / "run").done == 1  # known, so it is left out where it would do no harm
+    assert do(recipe, tmp_path / "run").done == redone  # known, so it is left out where it would do no harm
     assert results(tmp_path / "run") == first
 
 
