@@ -35,14 +35,19 @@ def download(
     base_url: Annotated[str | None, typer.Option(help="Mirror of Common Crawl.")] = None,
     connections: Annotated[int | None, typer.Option(help="Files at a time. Default: 4.")] = None,
     scheduler: Annotated[str | None, typer.Option(help="Dask scheduler whose workers fetch, tcp://HOST:8786.")] = None,
+    cluster: Annotated[
+        str | None, typer.Option(metavar="FILE", help="File that says where workers come from: SLURM, Kubernetes, TLS.")
+    ] = None,
     refresh_inputs: Annotated[bool, typer.Option("--refresh-inputs", help="Ask the listing again.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say which files, and fetch nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Fetch crawl data, or go on: what is there and whole is not fetched again."""
     from gristmill.pipelines import downloads
+    from gristmill.pipelines.cluster_file import load_cluster
     from gristmill.pipelines.progress import Display
 
+    where = None if cluster is None else load_cluster(cluster, scheduler)
     options: dict[str, Any] = {
         "crawl": crawl, "kind": kind, "urls": url or None, "url_list": url_list, "files": files, "share": share,
         "seed": seed, "base_url": base_url, "policy": None if connections is None else {"connections": connections},
@@ -54,7 +59,7 @@ def download(
             if dry_run:
                 _list(wanted, job.folder, as_json=as_json)
                 continue
-            cards = downloads.fetch_job(job, wanted, display, scheduler)
+            cards = downloads.fetch_job(job, wanted, display, scheduler, where)
             _summary(cards, job.folder, as_json=as_json)
 
 

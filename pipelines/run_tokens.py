@@ -126,11 +126,11 @@ def _shuffled(runner: Runner) -> None:
         if shard.source in wanted and not scattered_done(runner.out, shard, key)
     ]
     scatters = [
-        ScatterOrder(_tokens_order(runner, shard, key), plan.tokens[shard.index])
+        ScatterOrder(**vars(_tokens_order(runner, shard, key)), gathered=plan.tokens[shard.index])
         for shard, key in runner.missing.left("tokens", unsorted)
     ]
     labels = [order.shard.label for order in scatters]
-    runner.work("documents in random order", run_scatter, scatters, labels, documents_of, takes=["tokens"])
+    runner.work("documents in random order", run_scatter, scatters, labels, documents_of, GUARDED, ["tokens"])
     runner.plan_again()
     whole = {name for name in wanted if not runner.missing.held_up(name, [part.index for part in parts[name]])}
     left = {shard.index: key for shard, key in runner.left("tokens", runner.plan.tokens, runner.plan.tokens)}

@@ -31,7 +31,7 @@ from gristmill.pipelines.learn import (
     publish_ledger,
     remove_pieces,
 )
-from gristmill.pipelines.poison import Guard, Poisoned
+from gristmill.pipelines.poison import Guard
 from gristmill.pipelines.upstream import parts_of
 from gristmill.pipelines.work import withdraw
 from gristmill.stages.ledger import Amount, LedgerError, ShardLedger, StageLedger
@@ -41,23 +41,11 @@ from gristmill.tokenize.shuffle import SHUFFLE_FOLDER, Scattered, gather_shard, 
 
 
 @dataclass(frozen=True)
-class ScatterOrder:
-    """Encode and sort one kept part."""
+class ScatterOrder(TokensOrder):
+    """Encode and sort one kept part. `replace` and `poison.path_of` take it as the order for token shards that it is:
+    what kills the process is found as there."""
 
-    tokens: TokensOrder
-    gathered: str  # key of the token shard of the same number, which its ledger will carry
-
-    @property
-    def poison(self) -> tuple[Poisoned, ...]:
-        return self.tokens.poison
-
-    @property
-    def shard(self) -> Shard:
-        return self.tokens.shard
-
-    @property
-    def key(self) -> str:
-        return self.tokens.key
+    gathered: str = ""  # key of the token shard of the same number, which its ledger will carry
 
 
 @dataclass(frozen=True)
@@ -81,17 +69,16 @@ def scatter_card(out: str, shard: Shard) -> str:
     return join(out, "tokens", SHUFFLE_FOLDER, f"{shard.part}.json")
 
 
-def run_scatter(scatter: ScatterOrder) -> dict[str, Any]:
+def run_scatter(order: ScatterOrder) -> dict[str, Any]:
     """Encodes and sorts one kept part -> figures. A document that cannot be encoded is found as by `run_tokens`."""
-    return Guard(scatter.tokens).until_done(partial(_scattered, scatter))
+    return Guard(order).until_done(partial(_scattered, order))
 
 
-def _scattered(scatter: ScatterOrder, guard: Guard) -> dict[str, Any]:
-    order = scatter.tokens
+def _scattered(order: ScatterOrder, guard: Guard) -> dict[str, Any]:
     folder, path = join(order.out, "tokens"), scatter_card(order.out, order.shard)
     withdraw(path)
     ledger = opened_ledger(order.out, "tokens", order.shard)
-    if ledger is not None and ledger.key != scatter.gathered:
+    if ledger is not None and ledger.key != order.gathered:
         withdraw(parts_of(order.out, "tokens", "ledger", order.shard, "json"))
     remove_pieces(folder, holdout_name(order.shard))
     begun = time.perf_counter()

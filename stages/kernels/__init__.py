@@ -3,14 +3,18 @@
 Numba's cache looks only at the file of the function it compiles, not at the functions and tables of other files that
 are compiled into it: a changed helper would leave old machine code in use. So the cache lies in a folder named by a
 hash of every source and table of this package. It also need not be able to write beside the package, and all
-processes of a user share it. Set NUMBA_CACHE_DIR to choose another place.
+processes of a user share it. Set NUMBA_CACHE_DIR to choose another place; where it cannot be written, what it holds is
+copied to the usual one, because to compile anew takes each process minutes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import stat
 import tempfile
+import warnings
 from pathlib import Path
 
 import numba
@@ -51,5 +55,42 @@ def cache_folder(name: str) -> Path:
     )
 
 
-if not os.environ.get("NUMBA_CACHE_DIR"):
-    numba.config.CACHE_DIR = str(cache_folder(f"kernels-{fingerprint()}"))
+def chosen_folder(given: str | None, name: str) -> Path:
+    """The folder of that name in the place that NUMBA_CACHE_DIR gives; without one, or where it cannot be written, in
+    the usual places, with a warning and with what the given one holds."""
+    if not given:
+        return cache_folder(name)
+    folder = Path(given) / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        own = cache_folder(name)
+        copied = _copied(folder, own)
+        warnings.warn(
+            f"NUMBA_CACHE_DIR={given} cannot be written ({error}). Compiled kernels go to {own}; "
+            + (f"{copied} files of the given place were copied there." if copied else "the given place has none."),
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return own
+
+
+def _copied(folder: Path, own: Path) -> int:
+    """Copies compiled code that `own` lacks -> files copied. Code before its index: an index never names what is not
+    there yet."""
+    count = 0
+    with contextlib.suppress(OSError):  # a place that cannot be read has nothing to give
+        for path in sorted(folder.rglob("*.nb[ci]"), key=lambda path: (path.suffix, path)):
+            target = own / path.relative_to(folder)
+            if not target.exists():
+                target.parent.mkdir(exist_ok=True)
+                with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as scratch:
+                    shutil.copyfile(path, scratch.name)
+                Path(scratch.name).replace(target)
+                count += 1
+    return count
+
+
+numba.config.CACHE_DIR = str(chosen_folder(os.environ.get("NUMBA_CACHE_DIR"), f"kernels-{fingerprint()}"))

@@ -90,8 +90,9 @@ def full(order: int) -> int:
 
 
 def tokens_or_death(order: Any) -> Any:
-    """Token shards of an order, by an encoder that KILL kills."""
+    """Token shards of an order, or its sorted part, by an encoder that KILL kills."""
     from gristmill.pipelines.learn import run_tokens
+    from gristmill.pipelines.shuffled_tokens import ScatterOrder, run_scatter
     from gristmill.tokenize.encode import Encoder
 
     encode = Encoder.encode
@@ -102,7 +103,7 @@ def tokens_or_death(order: Any) -> Any:
         return encode(self, texts)
 
     Encoder.encode = deadly  # type: ignore[method-assign]
-    return run_tokens(order)
+    return run_scatter(order) if isinstance(order, ScatterOrder) else run_tokens(order)
 
 
 def stops(mark: str) -> str:

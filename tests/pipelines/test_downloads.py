@@ -232,6 +232,21 @@ def test_the_command_takes_a_recipe_or_the_keys_of_a_download(site: Site, tmp_pa
     assert next((tmp_path / "alone").rglob("part-0.jsonl.zst")).is_file()
 
 
+@pytest.mark.end_to_end
+def test_the_command_fetches_from_the_workers_of_a_cluster_file(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec, cluster = tmp_path / "spec.yaml", tmp_path / "cluster.yaml"
+    spec.write_text(f"urls: {site.address}/r/part-0.jsonl.zst\nto: {tmp_path}/alone\n")
+    local = "{n_workers: 1, threads_per_worker: 1, host: 127.0.0.1, dashboard_address: '127.0.0.1:0'}"
+    cluster.write_text(f"class: dask.distributed.LocalCluster\narguments: {local}\n")
+    assert command(["download", str(spec), "--cluster", str(cluster)]) == 0
+    assert next((tmp_path / "alone").rglob("part-0.jsonl.zst")).is_file()
+    capsys.readouterr()
+    assert command(["download", str(spec), "--cluster", str(tmp_path / "none.yaml")]) == 2
+    assert "none.yaml" in capsys.readouterr().err
+
+
 def command(arguments: list[str]) -> int:
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)

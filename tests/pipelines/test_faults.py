@@ -19,11 +19,13 @@ from gristmill.pipelines.isolation import Limits, isolated
 from gristmill.pipelines.learn import TokensOrder
 from gristmill.pipelines.lock import LockError, RunLock
 from gristmill.pipelines.open_run import open_run
+from gristmill.pipelines.poison import IS_DROPPED
 from gristmill.pipelines.progress import Display
 from gristmill.pipelines.run import Options, Outcome, RunError, run
+from gristmill.pipelines.shuffled_tokens import ScatterOrder, scatter_card
 from gristmill.pipelines.status import status
 from gristmill.pipelines.verify import verify
-from gristmill.stages.shards import Shard
+from gristmill.stages.shards import Shard, read_bytes
 from gristmill.tokenize.encode import Encoder
 
 sys.path.append(str(Path(__file__).parent))
@@ -295,7 +297,9 @@ def test_a_document_that_cannot_be_encoded_is_dropped_from_the_tokens(
 
 
 @pytest.mark.end_to_end
-def test_a_document_that_kills_the_encoder_is_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_a_document_that_kills_the_encoder_is_found(tmp_path: Path, shuffled: bool) -> None:
+    """Shuffled: while the part is sorted for token shards of all documents of a source."""
     write_input(tmp_path / "a", "a0", {5: "KILL"})
     recipe = write_recipe(tmp_path, "  - fragile: {healed: true}\n")
     recipe.write_text(recipe.read_text() + TOKENS)
@@ -311,9 +315,15 @@ def test_a_document_that_kills_the_encoder_is_found(tmp_path: Path) -> None:
         holdout_share=0.0,
         encoder="tokenizers",
         eos_token="<|endoftext|>",
+        shuffle_seed=1 if shuffled else None,
     )
-    isolated(tokens_or_death, order, Limits())
+    result = isolated(tokens_or_death, ScatterOrder(**vars(order)) if shuffled else order, Limits())
+    (problem,) = result["problems"]
+    assert f"document a0-5 {IS_DROPPED} by stage tokenize" in problem
     (found,) = orjson.loads((tmp_path / "run/tokens/poison/part-00000.json").read_bytes())
     assert (found["doc_id"], found["stage"]) == ("a0-5", "tokenize")
-    assert open_run(tmp_path / "run").stages()["tokenize"].dropped["poison"].documents == 1
+    if shuffled:
+        assert orjson.loads(read_bytes(scatter_card(order.out, shard)))["scattered"]["documents"] == 39
+    else:
+        assert open_run(tmp_path / "run").stages()["tokenize"].dropped["poison"].documents == 1
     assert opened.path

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -60,9 +61,9 @@ def package(tmp_path: Path) -> Path:
     return root
 
 
-def start(package: Path, cache: Path) -> subprocess.Popen[str]:
+def start(package: Path, cache: Path, **more: str) -> subprocess.Popen[str]:
     environment = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"}
-    environment |= {"PYTHONPATH": str(package), "XDG_CACHE_HOME": str(cache), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment |= more | {"PYTHONPATH": str(package), "XDG_CACHE_HOME": str(cache), "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM],
         env=environment,
@@ -101,3 +102,45 @@ def test_processes_that_warm_at_once_and_a_package_that_cannot_be_written(packag
     for path in sorted(code)[:1]:  # a cache that lost a part, as when a first run was killed
         path.unlink()
     assert ended(start(package, cache), package).startswith("Kernels compiled in ")
+
+
+def test_a_given_place_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """What it holds is taken along, code before its index, and what the user's own place has is left as it is."""
+    given = tmp_path / "given"
+    (given / "name/one_ab").mkdir(parents=True)
+    for name in ("f-1.nbi", "f-1.1.nbc", "g-1.nbi", "notes.txt"):
+        (given / "name/one_ab" / name).write_text(name)
+    (tmp_path / "own/gristmill/name/one_ab").mkdir(parents=True)
+    (tmp_path / "own/gristmill/name/one_ab/g-1.nbi").write_text("mine")
+    for path in (tmp_path / "own/gristmill", tmp_path / "own/gristmill/name"):
+        path.chmod(0o700)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+    real = tempfile.TemporaryFile
+
+    def read_only(*, dir: Path) -> object:
+        if Path(dir).is_relative_to(given):
+            raise OSError(30, "Read-only file system")
+        return real(dir=dir)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", read_only)
+    own = kernels.chosen_folder(str(given), "name")
+    assert own == tmp_path / "own/gristmill/name"
+    there = {path.name: path.read_text() for path in (own / "one_ab").iterdir()}
+    assert there == {"f-1.nbi": "f-1.nbi", "f-1.1.nbc": "f-1.1.nbc", "g-1.nbi": "mine"}
+    (warned,) = [str(warning.message) for warning in recwarn]
+    assert "Read-only file system" in warned
+    assert "2 files of the given place were copied" in warned
+
+
+@pytest.mark.parametrize("given", ["kernels", "/proc/nowhere"])  # where nobody, not even root, makes a folder
+def test_a_process_with_a_place_given(package: Path, tmp_path: Path, given: str) -> None:
+    cache = tmp_path / "cache"
+    process = start(package, cache, NUMBA_CACHE_DIR=str(tmp_path / given))
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, out + err
+    assert out.splitlines()[-1] == "4 5"
+    assert ("cannot be written" in err) == (given != "kernels")
+    used = cache if given != "kernels" else tmp_path / given
+    assert len(list(used.rglob("kernels-*/**/*.nbc"))) == 2
