@@ -122,7 +122,8 @@ class TrainConfig(Settings):
     min_lr_ratio: float = Field(default=0.1, ge=0, le=1)  # of lr, at the end
     warmup: float = Field(default=0.05, ge=0)  # below 1 a share of the steps, else steps
     schedule: Literal["cosine", "linear", "wsd"] = "cosine"
-    decay: str | float = 0.2  # wsd: share of the steps, or the name of the mixture phase in which it decays
+    # wsd: share of the steps, or the name of the mixture phase in which it decays; "fork": from the fork on
+    decay: str | float = 0.2
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.1, ge=0)  # on matrices; never on gains
@@ -130,6 +131,7 @@ class TrainConfig(Settings):
     z_loss: float = Field(default=0.0, ge=0)  # weight of mean(log Z squared); PaLM, section 5, has 1e-4
     mask_documents: bool = False  # attention stays inside a document
 
+    init_from: str = ""  # RUN, RUN@STEP, RUN@best or a checkpoint: fork that run (`fork.py`)
     seed: int = 1  # of the first weights and of the order of windows
     ranks: int = Field(default=1, ge=1)
     threads: int = Field(default=1, ge=1)  # per rank
@@ -183,7 +185,8 @@ class TrainConfig(Settings):
 
 
 # Settings that change where and how often something is written, never the trained weights or the scores.
-BYSTANDERS = {"checkpoint_every", "keep_last", "max_restarts", "tensorboard", "eval_every"}
+# The trunk of a fork counts by its content.
+BYSTANDERS = {"init_from", "checkpoint_every", "keep_last", "max_restarts", "tensorboard", "eval_every"}
 # Settings that a run may change half way: the steps that follow are the same but for rounding.
 MACHINERY = {
     "ranks",
