@@ -22,6 +22,8 @@ def run_ablation(file: Path, tokens: str, out: str, display: Display) -> tuple[i
     steps = ablation.train.total_steps
     trained = 0
     display.say(f"ablation: {len(planned)} runs of {ablation.train.total_tokens:,} tokens")
+    for warning in ablation.warnings:
+        display.say(warning)
     with display.phase("ablation", len(planned) * steps) as phase:
 
         def on_event(event: dict[str, Any]) -> None:

@@ -94,7 +94,8 @@ def _compiled(
     books = None if continue_from is None else Consumption.read(continue_from)
     if books is None and mixture.seq_len is None:
         seq_len = seq_len or 2048
-    plan = mixture.plan(tokens, seq_len, budget, seed, books)
+    target = None if settings is None else settings.target_tokens
+    plan = mixture.plan(tokens, seq_len, budget, seed, books, target)
     if settings is None:
         return plan, None
     from gristmill.trainer.feed import phases_of

@@ -51,11 +51,11 @@ def order_keys(doc_id: pa.Array, texts: pa.Array, seed: int) -> np.ndarray:
     for column in (texts, doc_id):
         hashes = np.empty((len(column), 2), np.uint64)
         hash_raw(*string_views(column), hashes)
-        keys = _mixed(keys ^ hashes[:, 0])
+        keys = mixed(keys ^ hashes[:, 0])
     return keys
 
 
-def _mixed(x: np.ndarray) -> np.ndarray:
+def mixed(x: np.ndarray) -> np.ndarray:
     """A permutation of the 64-bit integers that spreads every bit: the finalizer of SplitMix64 (Steele et al. 2014)."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -4,6 +4,7 @@
     mixtures: [../../mixtures/docs_only.yaml, ../../mixtures/blend.yaml]    # relative to this file
     seeds: [1, 2]
     budget_tokens: 400_000                     # each run
+    target_tokens: 20_000_000                  # of the run that is decided on: sources are repeated as often as there
     train: {model: 3m, seq_len: 256, batch_windows: 32, ranks: 2}           # `config.TrainConfig`
     evaluation_sets: {arc: eval/arc.jsonl}     # what the models are compared on later; `decontaminate` takes it out
 
@@ -47,6 +48,7 @@ class Ablation(Settings):
     mixtures: tuple[str, ...] = Field(min_length=1)  # files
     seeds: tuple[int, ...] = Field(min_length=1)
     train: TrainConfig
+    match_repetition: bool = True  # false: with `target_tokens` sources stay whole, and the ranking says so
     confidence: float = Field(default=0.95, gt=0.5, lt=1)  # of intervals and verdicts
     retries: int = Field(default=1, ge=0)  # of a run that failed for good
     # Not read here: the stage `decontaminate` of a recipe with this ablation keeps these items out of the corpus.
@@ -55,7 +57,7 @@ class Ablation(Settings):
     @model_validator(mode="before")
     @classmethod
     def _budget_goes_to_train(cls, data: Any) -> Any:
-        """`budget_tokens` stands beside `seeds`, because it is what an ablation is planned by."""
+        """`budget_tokens` and `target_tokens` stand beside `seeds`: they are what an ablation is planned by."""
         if not isinstance(data, dict) or not isinstance(data.get("train", {}), dict):
             return data
         train = dict(data.get("train", {}))
@@ -64,7 +66,30 @@ class Ablation(Settings):
         out = {**data, "train": train}
         if "budget_tokens" in out:
             train["budget_tokens"] = out.pop("budget_tokens")
+        if "target_tokens" in out:
+            train["target_tokens"] = out.pop("target_tokens")
         return out
+
+    @model_validator(mode="after")
+    def _target_is_known(self) -> Self:
+        if not self.match_repetition and self.train.target_tokens is None:
+            raise ValueError("match_repetition: false says nothing without target_tokens")
+        return self
+
+    @property
+    def trained(self) -> TrainConfig:
+        """The settings of every run but for the seed."""
+        return self.train if self.match_repetition else self.train.model_copy(update={"target_tokens": None})
+
+    @property
+    def warnings(self) -> list[str]:
+        """What makes the ranking say less than it seems to, whatever the runs come to."""
+        if self.match_repetition:
+            return []
+        return [
+            f"Sources are whole in these runs of {self.train.total_tokens:,} tokens, so they repeat less than in the "
+            f"run of {self.train.target_tokens:,} that is decided on: small sources look better here than there."
+        ]
 
     @field_validator("seeds", "mixtures")
     @classmethod
@@ -114,7 +139,7 @@ def plan_runs(ablation: Ablation, tokens_folder: str, out: str) -> list[Planned]
     runs = []
     for seed in ablation.seeds:
         for name, path in names.items():
-            config = ablation.train.model_copy(update={"seed": seed})
+            config = ablation.trained.model_copy(update={"seed": seed})
             folder = f"{name}-seed{seed}"
             job = Run(config=config, mixture=path, tokens=tokens_folder, out=str(Path(out) / folder))
             runs.append(Planned(folder, name, path, seed, config, open_feed(job, tokens).key))
@@ -142,6 +167,7 @@ def ablate(ablation: Ablation, tokens_folder: str, out: str, on_progress: OnEven
     ranking = rank(
         ablation.name, mixtures, ablation.seeds, cells, rows, ablation.train.total_tokens, ablation.confidence
     )
+    ranking = ranking.model_copy(update={"notes": [*ablation.warnings, *ranking.notes]})
     publish_bytes(str(Path(out) / RANKING_FILE), ranking.encoded())
     if not cells:
         raise TrainError(f"{out}: no run of the ablation finished. The first: {rows[0].name}: {rows[0].error}")

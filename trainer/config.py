@@ -116,6 +116,8 @@ class TrainConfig(Settings):
     micro_windows: int = Field(default=0, ge=0)  # per rank in one forward pass; 0: the rank's whole share
     steps: int = Field(default=0, ge=0)  # 0: from budget_tokens
     budget_tokens: int = Field(default=0, ge=0)  # 0: from steps
+    # Of the run that this one stands for: each source is cut down to budget / target (`mixtures/subsample.py`).
+    target_tokens: int | None = Field(default=None, ge=1)
 
     optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for the matrices of the blocks, adamw for the rest
     lr: float = Field(default=3e-3, gt=0)
@@ -160,6 +162,10 @@ class TrainConfig(Settings):
             raise ValueError(
                 f"budget_tokens {self.budget_tokens:,} is less than one step of {self.batch_windows} windows x "
                 f"{self.seq_len} tokens"
+            )
+        if self.target_tokens is not None and self.target_tokens < self.total_tokens:
+            raise ValueError(
+                f"target_tokens {self.target_tokens:,} is of a larger run than this one of {self.total_tokens:,}"
             )
         if isinstance(self.decay, float) and not 0 <= self.decay <= 1:
             raise ValueError(f"decay {self.decay} must be a share between 0 and 1, or the name of a phase")
