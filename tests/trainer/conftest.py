@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import pyarrow as pa
 import pytest
 import torch
 import xxhash
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from gristmill.tokenize.pieces import index_bytes
-from gristmill.tokenize.shards import INDEX_SCHEMA, ShardInfo, TokenManifest
+from gristmill.tokenize.shards import INDEX_SCHEMA, ShardInfo, TokenManifest, read_manifest
 from gristmill.trainer.config import Run, TrainConfig
 from gristmill.trainer.group import ALONE
 from gristmill.trainer.train import work
@@ -91,6 +93,28 @@ def _shard(folder: Path, name: str, source: str, split: str, texts: list[np.ndar
 def tokens_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two sources: `tidy` can be learned, `noise` cannot."""
     return write_tokens(tmp_path_factory.mktemp("trainer") / "tokens", {"tidy": (400, True), "noise": (150, False)})
+
+
+@pytest.fixture(scope="session")
+def letters() -> str:
+    """The 60 characters that the tokenizer of `spelled_tokens` knows, in the order of their ids."""
+    return "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUV .,?:\n'-0123"
+
+
+@pytest.fixture(scope="session")
+def spelled_tokens(tokens_folder: Path, letters: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The token shards with a tokenizer that can be read: an id for each letter, and <eos>."""
+    folder = tmp_path_factory.mktemp("spelled") / "tokens"
+    shutil.copytree(tokens_folder, folder)
+    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(["<eos>"])
+    data = tokenizer.to_str().encode()
+    (folder / "tokenizer.json").write_bytes(data)
+    manifest = read_manifest(folder).model_copy(update={"tokenizer_xxh3": xxhash.xxh3_128_hexdigest(data)})
+    (folder / "shards.json").write_bytes(manifest.sealed())
+    return folder
 
 
 @pytest.fixture(scope="session")
