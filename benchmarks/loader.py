@@ -41,6 +41,8 @@ from common import OURS, Figure, arguments, compared, in_own_process, peer, roun
 
 from gristmill.mixtures import kernels
 from gristmill.mixtures.mixture import Mixture
+from gristmill.tokenize.blocks import metadata_of
+from gristmill.tokenize.pieces import index_bytes
 from gristmill.tokenize.shards import INDEX_SCHEMA, ShardInfo, TokenManifest, TokenSet
 
 SEQ_LEN = 2048
@@ -67,10 +69,7 @@ def make_tokens(folder: Path, megabytes: float) -> None:
                 "length": np.full(documents, DOCUMENT_TOKENS, np.uint32),
                 "bytes": np.full(documents, 4 * DOCUMENT_TOKENS, np.uint32),
             }
-            sink = pa.BufferOutputStream()
-            with pa.ipc.new_file(sink, INDEX_SCHEMA) as writer:
-                writer.write_table(pa.table(columns, schema=INDEX_SCHEMA))
-            index = sink.getvalue().to_pybytes()
+            index = index_bytes(pa.table(columns, schema=INDEX_SCHEMA), metadata_of(ids.data))
             (folder / f"{name}.bin").write_bytes(ids.tobytes())
             (folder / f"{name}.idx").write_bytes(index)
             hashes = [xxhash.xxh3_128_hexdigest(data) for data in (ids.tobytes(), index)]

@@ -31,6 +31,8 @@ def run_ablation(
     trained = 0
     reached: dict[int, int] = {}  # steps of each run; several may go on at a time
     display.say(f"ablation: {len(planned)} runs of {ablation.train.total_tokens:,} tokens")
+    for warning in ablation.warnings:
+        display.say(warning)
     with display.phase("ablation", len(planned) * steps) as phase:
 
         def on_event(event: dict[str, Any]) -> None:

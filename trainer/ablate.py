@@ -4,6 +4,7 @@
     mixtures: [../../mixtures/docs_only.yaml, ../../mixtures/blend.yaml]    # relative to this file
     seeds: [1, 2]
     budget_tokens: 400_000                     # each run
+    target_tokens: 20_000_000                  # of the run that is decided on: sources are repeated as often as there
     train: {model: 3m, seq_len: 256, batch_windows: 32, ranks: 2}           # `config.TrainConfig`
     evaluation_sets: {arc: eval/arc.jsonl}     # texts that are scored too; `decontaminate` takes them out
     tasks: [arc_easy, hellaswag]               # of lm-evaluation-harness, or `tasks.TaskSettings`
@@ -57,6 +58,7 @@ class Ablation(Settings):
     mixtures: tuple[str, ...] = Field(min_length=1)  # files
     seeds: tuple[int, ...] = Field(min_length=1)
     train: TrainConfig
+    match_repetition: bool = True  # false: with `target_tokens` sources stay whole, and the ranking says so
     confidence: float = Field(default=0.95, gt=0.5, lt=1)  # of intervals and verdicts
     retries: int = Field(default=1, ge=0)  # of a run that failed for good
     tasks: TaskSettings | None = None  # every finished run is asked
@@ -67,14 +69,14 @@ class Ablation(Settings):
     @model_validator(mode="before")
     @classmethod
     def _budget_goes_to_train(cls, data: Any) -> Any:
-        """`budget_tokens` stands beside `seeds`, because it is what an ablation is planned by."""
+        """`budget_tokens` and `target_tokens` stand beside `seeds`: they are what an ablation is planned by."""
         if not isinstance(data, dict) or not isinstance(data.get("train", {}), dict):
             return data
         train = dict(data.get("train", {}))
         if "seed" in train:
             raise ValueError("train.seed is not used in an ablation: give `seeds`")
         out = {**data, "train": train}
-        for name in ("budget_tokens", "evaluation_sets"):
+        for name in ("budget_tokens", "target_tokens", "evaluation_sets"):
             if name in out:
                 train[name] = out.pop(name)
         if "tasks" in out:
@@ -86,10 +88,29 @@ class Ablation(Settings):
         if bool(self.control) != bool(self.control_seeds):
             raise ValueError("`control` names a mixture and `control_seeds` its further seeds: give both, or neither")
         if shared := set(self.seeds) & set(self.control_seeds):
-            raise ValueError(
-                f"seed {min(shared)} is in `seeds` and in `control_seeds`: repeats need seeds of their own"
-            )
+            raise ValueError(f"seed {min(shared)} is in `seeds` and in `control_seeds`: repeats need other seeds")
         return self
+
+    @model_validator(mode="after")
+    def _target_is_known(self) -> Self:
+        if not self.match_repetition and self.train.target_tokens is None:
+            raise ValueError("match_repetition: false says nothing without target_tokens")
+        return self
+
+    @property
+    def trained(self) -> TrainConfig:
+        """The settings of every run but for the seed."""
+        return self.train if self.match_repetition else self.train.model_copy(update={"target_tokens": None})
+
+    @property
+    def warnings(self) -> list[str]:
+        """What makes the ranking say less than it seems to, whatever the runs come to."""
+        if self.match_repetition:
+            return []
+        return [
+            f"Sources are whole in these runs of {self.train.total_tokens:,} tokens, so they repeat less than in the "
+            f"run of {self.train.target_tokens:,} that is decided on: small sources look better here than there."
+        ]
 
     @field_validator("seeds", "mixtures", "control_seeds")
     @classmethod
@@ -158,7 +179,7 @@ def plan_runs(ablation: Ablation, tokens_folder: str, out: str) -> list[Planned]
     wanted += [(ablation.control, seed) for seed in ablation.control_seeds]
     runs = []
     for name, seed in wanted:
-        config = ablation.train.model_copy(update={"seed": seed})
+        config = ablation.trained.model_copy(update={"seed": seed})
         folder = f"{name}-seed{seed}"
         job = Run(config=config, mixture=names[name], tokens=tokens_folder, out=str(Path(out) / folder))
         feed = open_feed(job, tokens)
@@ -208,6 +229,7 @@ def ablate(
     for position, row in carry(todo, placed):
         rows[position] = row
     ranking = ranked(ablation, planned, [rows[position] for position in range(len(planned))])
+    ranking = ranking.model_copy(update={"notes": [*ablation.warnings, *ranking.notes]})
     publish_bytes(str(Path(out) / CURVES_FILE), orjson.dumps(curves(planned), option=orjson.OPT_INDENT_2))
     publish_bytes(str(Path(out) / RANKING_FILE), ranking.encoded())
     if not any(row.status == "done" for row in rows.values()):

@@ -59,6 +59,10 @@ class CheckpointState(BaseModel):
 
     version: int = FORMAT_VERSION
     course: str  # identity of the run's steps, past and to come
+    prefix: str = ""  # identity of the windows consumed
+    counts: dict[str, int] = Field(default_factory=dict)  # windows consumed of each source
+    tokenizer: str = ""  # xxh3-128 of the tokenizer.json that the ids belong to
+    loss: dict[str, float] = Field(default_factory=dict)  # "training", "evaluation": what it is the best by
     progress: Progress
     world: int
     files: dict[str, tuple[int, str]] = Field(default_factory=dict)  # name -> (bytes, xxh3-128)
@@ -71,6 +75,34 @@ def folder_of(root: Path, step: int) -> Path:
 def complete(root: Path) -> list[Path]:
     """Checkpoints that were finished, oldest first."""
     return sorted(path.parent for path in root.glob(f"step-????????/{STATE_FILE}"))
+
+
+def read_state(folder: Path) -> CheckpointState:
+    """state.json of a checkpoint. Raises TrainError where it is missing or damaged."""
+    try:
+        return CheckpointState.model_validate(orjson.loads((folder / STATE_FILE).read_bytes()))
+    except (OSError, ValueError) as error:
+        raise TrainError(f"{folder}: not a sound checkpoint: {error}. Name another one.") from error
+
+
+def by_loss(folders: list[Path], measure: str) -> list[Path]:
+    """Those that have the measure, the best first; of equals the later one."""
+    rated = [
+        (state.loss[measure], -state.progress.step, f) for f in folders if measure in (state := read_state(f)).loss
+    ]
+    return [folder for _, _, folder in sorted(rated)]
+
+
+def best(root: Path) -> Path:
+    """The complete checkpoint of the lowest evaluation loss; where none was evaluated, of the lowest training loss.
+
+    Raises TrainError where neither is known.
+    """
+    folders = complete(root)
+    found = by_loss(folders, "evaluation") or by_loss(folders, "training")
+    if not found:
+        raise TrainError(f"{root}: no checkpoint says how good it is. Name one by its step.")
+    return found[0]
 
 
 def _tensors(model: Llama, optimizer: AdamW | Muon) -> dict[str, Any]:
@@ -116,15 +148,14 @@ def save(
     root: Path,
     model: Llama,
     optimizer: AdamW | Muon,
-    progress: Progress,
-    course: str,
+    state: CheckpointState,
     group: Group,
     keep_last: int,
     extra: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Path:
     """Writes a checkpoint and removes older ones than the last `keep_last`. All ranks call it together.
 
-    extra: small files that go with it, by name; the leader's count.
+    state: all but `files`. extra: small files that go with it, by name; the leader's count.
 
     Raises OSError where the disk refuses (the folder is cleaned up; older checkpoints stay), TrainError where a
     parameter is not finite: such a checkpoint must never push a sound one out.
@@ -132,10 +163,10 @@ def save(
     finite = all(bool(torch.isfinite(local(p.detach())).all()) for p in model.parameters())
     if not all(group.gather(finite)):
         raise TrainError(
-            f"{root}: after step {progress.step} a parameter is not finite, so nothing was saved; the last checkpoint "
-            "is sound. Lower the learning rate or the clip, and run again: training goes on from there."
+            f"{root}: after step {state.progress.step} a parameter is not finite, so nothing was saved; the last "
+            "checkpoint is sound. Lower the learning rate or the clip, and run again: training goes on from there."
         )
-    target = folder_of(root, progress.step)
+    target = folder_of(root, state.progress.step)
     work = root / f"{target.name}.tmp"
     if group.leads:
         shutil.rmtree(work, ignore_errors=True)
@@ -156,7 +187,7 @@ def save(
     files = {name: digest for part in group.gather(digests) for name, digest in part.items()}
     if group.leads and not problems:
         try:
-            _publish(work, target, CheckpointState(course=course, progress=progress, world=group.world, files=files))
+            _publish(work, target, state.model_copy(update={"files": files}))
         except OSError as error:
             problems = [str(error)]
     problems = group.gather(problems)[0]
@@ -217,18 +248,35 @@ def load(
                 f"{folder}: belongs to another run: the mixture, the tokens, the seed or a setting of the training has "
                 "changed since. Train in another folder, or delete this one to start over."
             )
-        tensors = _tensors(model, optimizer)
-        try:
-            with _alone_is_fine():
-                load_tensors(tensors, storage_reader=FileSystemReader(folder), no_dist=group.mesh is None)
-        except (CheckpointException, RuntimeError, ValueError) as error:
-            raise TrainError(
-                f"{folder}: cannot be loaded: {str(error).strip().splitlines()[-1]}. Delete it to go on "
-                "from the one before."
-            ) from error
+        _fill(folder, model, optimizer, group, "Delete it to go on from the one before.")
         optimizer.updates = state.progress.updates
         return state.progress
     return None
+
+
+def _fill(folder: Path, model: Llama, optimizer: AdamW | Muon, group: Group, advice: str) -> None:
+    tensors = _tensors(model, optimizer)
+    try:
+        with _alone_is_fine():
+            load_tensors(tensors, storage_reader=FileSystemReader(folder), no_dist=group.mesh is None)
+    except (CheckpointException, RuntimeError, ValueError) as error:
+        raise TrainError(f"{folder}: cannot be loaded: {str(error).strip().splitlines()[-1]}. {advice}") from error
+
+
+def begin_from(folder: Path, digest: str, model: Llama, optimizer: AdamW | Muon, group: Group) -> Progress:
+    """Fills model and optimizer from one checkpoint of another run. All ranks together.
+
+    digest: xxh3-128 of its state.json. Raises TrainError where it is damaged, gone, or another one by now.
+    """
+    state, problem = _check(folder, group)
+    if state is None or problem or _digest(folder / STATE_FILE)[1] != digest:
+        raise TrainError(
+            f"{folder}: the checkpoint to begin from is {problem or 'not the one that this run was planned with'}. "
+            "Name another one in `init_from`, and train in another folder."
+        )
+    _fill(folder, model, optimizer, group, "Name another one in `init_from`.")
+    optimizer.updates = state.progress.updates
+    return state.progress
 
 
 def load_weights(folder: Path, model: Llama) -> CheckpointState:

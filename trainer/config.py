@@ -117,13 +117,16 @@ class TrainConfig(Settings):
     micro_windows: int = Field(default=0, ge=0)  # per rank in one forward pass; 0: the rank's whole share
     steps: int = Field(default=0, ge=0)  # 0: from budget_tokens
     budget_tokens: int = Field(default=0, ge=0)  # 0: from steps
+    # Of the run that this one stands for: each source is cut down to budget / target (`mixtures/subsample.py`).
+    target_tokens: int | None = Field(default=None, ge=1)
 
     optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for the matrices of the blocks, adamw for the rest
     lr: float = Field(default=3e-3, gt=0)
     min_lr_ratio: float = Field(default=0.1, ge=0, le=1)  # of lr, at the end
     warmup: float = Field(default=0.05, ge=0)  # below 1 a share of the steps, else steps
     schedule: Literal["cosine", "linear", "wsd"] = "cosine"
-    decay: str | float = 0.2  # wsd: share of the steps, or the name of the mixture phase in which it decays
+    # wsd: share of the steps, or the name of the mixture phase in which it decays; "fork": from the fork on
+    decay: str | float = 0.2
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.1, ge=0)  # on matrices; never on gains
@@ -131,6 +134,7 @@ class TrainConfig(Settings):
     z_loss: float = Field(default=0.0, ge=0)  # weight of mean(log Z squared); PaLM, section 5, has 1e-4
     mask_documents: bool = False  # attention stays inside a document
 
+    init_from: str = ""  # RUN, RUN@STEP, RUN@best or a checkpoint: fork that run (`fork.py`)
     seed: int = 1  # of the first weights and of the order of windows
     ranks: int = Field(default=1, ge=1)
     threads: int = Field(default=1, ge=1)  # per rank
@@ -165,6 +169,10 @@ class TrainConfig(Settings):
             raise ValueError(
                 f"budget_tokens {self.budget_tokens:,} is less than one step of {self.batch_windows} windows x "
                 f"{self.seq_len} tokens"
+            )
+        if self.target_tokens is not None and self.target_tokens < self.total_tokens:
+            raise ValueError(
+                f"target_tokens {self.target_tokens:,} is of a larger run than this one of {self.total_tokens:,}"
             )
         if isinstance(self.decay, float) and not 0 <= self.decay <= 1:
             raise ValueError(f"decay {self.decay} must be a share between 0 and 1, or the name of a phase")
@@ -201,6 +209,7 @@ class TrainConfig(Settings):
 
 # Settings that change where and how often something is written, never the trained weights or the scores.
 BYSTANDERS = {
+    "init_from",  # the trunk of a fork counts by its content
     "checkpoint_every",
     "keep_last",
     "max_restarts",

@@ -40,6 +40,7 @@ from gristmill.trainer.config import (
     TrainConfig,
     TrainError,
 )
+from gristmill.trainer.fork import full_name
 from gristmill.trainer.metrics import METRICS_FILE, Follower
 from gristmill.trainer.score import Scores
 
@@ -89,6 +90,8 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     for name in (FAILED_FILE, STOPPED_FILE, DONE_FILE):
         (folder / name).unlink(missing_ok=True)
+    if config.init_from:
+        config = config.model_copy(update={"init_from": full_name(config.init_from)})
     where = {name: str(Path(path).resolve()) for name, path in (("mixture", mixture), ("tokens", tokens_folder))}
     Run(config=config, **where, out=str(folder.resolve()), key=key).save(folder / RUN_FILE)
     follower = Follower(folder / METRICS_FILE)

@@ -51,8 +51,8 @@ from gristmill.mixtures.plan import MixtureError
 from gristmill.stages.settings_file import SettingsError
 from gristmill.stages.shards import publish_bytes
 from gristmill.tokenize.shards import TokenError, TokenSet
-from gristmill.trainer import checkpoint
-from gristmill.trainer.checkpoint import Progress
+from gristmill.trainer import checkpoint, fork
+from gristmill.trainer.checkpoint import CheckpointState, Progress
 from gristmill.trainer.config import (
     DONE_FILE,
     FAILED_FILE,
@@ -140,6 +140,8 @@ def prepare(run: Run, group: Group) -> Job:
     optimizer = make_optimizer(model, config)
     heard = say if group.leads else lambda text: None
     progress = checkpoint.load(Path(run.out) / "checkpoints", model, optimizer, feed.course, group, heard)
+    if progress is None and feed.trunk is not None:
+        progress = begin_fork(feed, Path(run.out), model, optimizer, group, heard)
     decay_from = decay_start_of_phase(config, feed.phases)
     if progress is not None:
         heard(f"Going on after step {progress.step} of {config.total_steps}.")
@@ -150,6 +152,26 @@ def prepare(run: Run, group: Group) -> Job:
         )
     peak = sum(group.gather(device_peak(group.device, config.dtype)))
     return Job(run, group, tokens, feed, model, optimizer, progress or Progress(), decay_from, peak)
+
+
+def begin_fork(
+    feed: Feed, out: Path, model: Llama, optimizer: AdamW | Muon, group: Group, heard: Callable[[str], None]
+) -> Progress:
+    """The trunk's state, for the first start of a fork."""
+    trunk = feed.trunk
+    assert trunk is not None
+    progress = checkpoint.begin_from(Path(trunk.checkpoint), trunk.digest, model, optimizer, group)
+    if group.leads:
+        fork.keep(trunk, out)
+    heard(
+        f"Forked from {trunk.checkpoint}. "
+        + (
+            f"Mixture {feed.plan.mixture} begins as the trunk's did, and goes on in the same order."
+            if feed.continues
+            else f"Mixture {feed.plan.mixture} begins here, and takes up each source where the trunk stopped."
+        )
+    )
+    return progress
 
 
 class StopRequest:
@@ -294,6 +316,19 @@ def recording(job: Job) -> Iterator[Callable[[dict[str, Any]], None]]:
         log.close()
 
 
+def snapshot(job: Job) -> CheckpointState:
+    """What a checkpoint says of itself, but for its files."""
+    windows = job.progress.windows
+    return CheckpointState(
+        course=job.feed.course,
+        prefix=job.feed.prefix(windows),
+        counts=job.feed.counts(windows),
+        tokenizer=job.tokens.manifest.tokenizer_xxh3,
+        progress=job.progress.model_copy(),
+        world=job.group.world,
+    )
+
+
 def save(job: Job, must: bool) -> None:
     """Saves a checkpoint. Where the disk refuses, training goes on without, unless this one is needed."""
     try:
@@ -301,8 +336,7 @@ def save(job: Job, must: bool) -> None:
             job.checkpoints,
             job.model,
             job.optimizer,
-            job.progress,
-            job.feed.course,
+            snapshot(job),
             job.group,
             job.config.keep_last,
             {CONSUMPTION_FILE: job.feed.books(job.progress.windows).encoded()},

@@ -223,3 +223,24 @@ def test_texts_given_are_scored_in_the_loop_and_need_no_second_training(
     (tmp_path / "eval/noise.txt").write_text("some\n")
     with pytest.raises(TrainError, match="'noise' has the name of a source"):
         plan_runs(Ablation.load(ablation), str(spelled_tokens), str(out))
+
+
+def test_repetition_is_that_of_the_run_that_is_decided_on(ablation, runner, tokens_folder):
+    folder = str(tokens_folder)
+    free = {job.name: job.key for job in plan_runs(Ablation.load(ablation), folder, "out")}
+    ablation.write_text(FILE + "target_tokens: 10_400\n")
+    matched = Ablation.load(ablation)
+    assert (matched.trained.target_tokens, matched.warnings) == (10_400, [])
+    assert all(job.key != free[job.name] for job in plan_runs(matched, folder, "out"))
+    ablation.write_text(FILE + "target_tokens: 10_400\nmatch_repetition: false\n")
+    whole = Ablation.load(ablation)
+    assert {job.name: job.key for job in plan_runs(whole, folder, "out")} == free
+    runner()
+    ranking = ablate(whole, folder, str(ablation.parent / "out"))
+    assert ranking.notes[0].startswith("Sources are whole in these runs of 5,120 tokens, so they repeat less")
+    ablation.write_text(FILE + "match_repetition: false\n")
+    with pytest.raises(SettingsError, match="says nothing without target_tokens"):
+        Ablation.load(ablation)
+    ablation.write_text(FILE + "target_tokens: 100\n")
+    with pytest.raises(SettingsError, match="target_tokens 100 is of a larger run than this one of 5,120"):
+        Ablation.load(ablation)

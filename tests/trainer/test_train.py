@@ -181,12 +181,12 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path, make_run, undi
     run = make_run(tmp_path / "run")
     real = checkpoint.save
 
-    def full(root, model, optimizer, progress, *rest):
+    def full(root, model, optimizer, state, *rest):
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-        if progress.step in (10, 15):
+        if state.progress.step in (10, 15):
             resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limit[1]))  # a write beyond fails like a full disk's
         try:
-            return real(root, model, optimizer, progress, *rest)
+            return real(root, model, optimizer, state, *rest)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limit)
 
