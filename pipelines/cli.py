@@ -350,10 +350,19 @@ def warmup() -> None:
 
 
 def _add_verbs() -> None:
-    from gristmill.pipelines import cli_documents, cli_download, cli_models, cli_plan, cli_tokens, cli_training
+    from gristmill.pipelines import (
+        cli_documents,
+        cli_download,
+        cli_evaluate,
+        cli_models,
+        cli_plan,
+        cli_tokens,
+        cli_training,
+    )
 
     cli_documents.register(app)
     cli_download.register(app)
+    cli_evaluate.register(app)
     cli_models.register(app)
     cli_plan.register(app)
     cli_tokens.register(app)

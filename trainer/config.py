@@ -10,13 +10,14 @@ results go; it is the JSON file that every rank reads.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import orjson
 import xxhash
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from gristmill.stages.documents import Settings
+from gristmill.stages.evaluation_sets import EvaluationSet, short_form
 
 VERSION = 2  # raise it when the same settings train another model; it is part of a run's key
 
@@ -146,9 +147,15 @@ class TrainConfig(Settings):
     eval_every: int = Field(default=0, ge=0)  # steps between held-out scores; 0: only after the last step
     eval_bytes: int = Field(default=200_000, ge=0)  # of held-out text a source; 0: everything
     eval_document_bytes: int = Field(default=0, ge=0)  # of one document, from its beginning; 0: whole documents
+    evaluation_sets: dict[str, EvaluationSet] = Field(default_factory=dict)  # texts that are scored like held-out ones
     max_skipped: int = Field(default=5, ge=0)  # steps with a loss that is no number, before the run stops
     max_restarts: int = Field(default=3, ge=0)  # of the group, after a rank died
     tensorboard: bool = False
+
+    @field_validator("evaluation_sets", mode="before")
+    @classmethod
+    def _files_alone(cls, sets: Any) -> Any:
+        return {name: short_form(entry) for name, entry in sets.items()} if isinstance(sets, dict) else sets
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -171,6 +178,16 @@ class TrainConfig(Settings):
             raise ValueError(f"decay {self.decay} must be a share between 0 and 1, or the name of a phase")
         return self
 
+    def below(self, folder: Path) -> TrainConfig:
+        """With the files of evaluation sets counted from a folder."""
+        sets = {
+            name: entry.model_copy(
+                update={"files": tuple(f if "://" in f else str((folder / f).resolve()) for f in entry.files)}
+            )
+            for name, entry in self.evaluation_sets.items()
+        }
+        return self.model_copy(update={"evaluation_sets": sets})
+
     @property
     def shape(self) -> ModelShape:
         return PRESETS[self.model] if isinstance(self.model, str) else self.model
@@ -191,8 +208,17 @@ class TrainConfig(Settings):
 
 
 # Settings that change where and how often something is written, never the trained weights or the scores.
-# The trunk of a fork counts by its content.
-BYSTANDERS = {"init_from", "checkpoint_every", "keep_last", "max_restarts", "tensorboard", "eval_every"}
+BYSTANDERS = {
+    "init_from",  # the trunk of a fork counts by its content
+    "checkpoint_every",
+    "keep_last",
+    "max_restarts",
+    "tensorboard",
+    "eval_every",
+    "evaluation_sets",  # what is in them counts, not where they lie: `run_key`
+}
+# Settings of the scores alone.
+SCORING = {"eval_bytes", "eval_document_bytes"}
 # Settings that a run may change half way: the steps that follow are the same but for rounding.
 MACHINERY = {
     "ranks",
@@ -201,8 +227,7 @@ MACHINERY = {
     "compile",
     "micro_windows",
     "max_skipped",
-    "eval_bytes",
-    "eval_document_bytes",
+    *SCORING,
 }
 
 
@@ -227,12 +252,13 @@ class Run(Settings):
             raise TrainError(f"{path}: cannot read the run: {error}") from error
 
 
-def run_key(config: TrainConfig, data: str) -> str:
-    """Identity of a run's result. data: identity of mixture and tokens (the plan's hash).
+def run_key(config: TrainConfig, data: str, sets: str = "") -> str:
+    """Identity of a run's result. data: identity of mixture and tokens (the plan's hash); sets: of the texts scored.
 
     The number of ranks and threads is part of it: sums in another order give another last bit.
     """
     body = {"version": VERSION, "config": config.model_dump(mode="json", exclude=BYSTANDERS), "data": data}
+    body |= {"sets": sets} if sets else {}
     return xxhash.xxh3_128_hexdigest(orjson.dumps(body, option=orjson.OPT_SORT_KEYS))
 
 

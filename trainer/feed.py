@@ -19,6 +19,7 @@ from gristmill.mixtures.plan import MixtureError, Plan
 from gristmill.tokenize.shards import TokenSet
 from gristmill.trainer import fork
 from gristmill.trainer.config import Run, TrainConfig, TrainError, course_key, run_key
+from gristmill.trainer.texts import sets_digest
 
 MAX_NAMED_DOCUMENTS = 20  # in a message about a bad batch
 COUNTED_WINDOWS = 1 << 20  # at a time
@@ -68,7 +69,7 @@ class Feed:
     @property
     def key(self) -> str:
         """Identity of what the run comes to, scores included."""
-        return run_key(self.config, self._data)
+        return run_key(self.config, self._data, sets_digest(self.config.evaluation_sets))
 
     def prefix(self, windows: int) -> str:
         """Identity of the first `windows` windows."""

@@ -43,7 +43,7 @@ class MetricsLog:
             for name, value in line.items():
                 if isinstance(value, float):
                     self._board.add_scalar(name, value, line["step"])
-            for source, bits in line.get("bits_per_byte", {}).items():
+            for source, bits in {**line.get("bits_per_byte", {}), **line.get("evaluation_sets", {})}.items():
                 self._board.add_scalar(f"bits_per_byte/{source}", bits, line["step"])
 
     def close(self) -> None:

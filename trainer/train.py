@@ -74,7 +74,7 @@ from gristmill.trainer.optim import (
     scale_gradients,
     squared_norm,
 )
-from gristmill.trainer.score import score
+from gristmill.trainer.score import Yardstick, score, yardstick
 from gristmill.trainer.sizing import device_peak, peak_memory
 
 LOCK_FILE = ".lock"
@@ -111,6 +111,11 @@ class Job:
     @property
     def checkpoints(self) -> Path:
         return self.out / "checkpoints"
+
+    @cached_property
+    def yardstick(self) -> Yardstick:
+        """Documents that are scored, encoded once."""
+        return yardstick(self.tokens, self.config)
 
 
 def say(text: str) -> None:
@@ -279,8 +284,10 @@ def loop(job: Job) -> bool:
                 line["padding_share"] = round(1 - windows.predicted / config.tokens_per_step, 6)
             last = progress.step == config.total_steps
             if _due(config.eval_every, progress.step) and not last:
-                scores = score(job.model, job.tokens, config, group, progress.step)
+                scores = score(job.model, job.yardstick, group, progress.step)
                 line["bits_per_byte"] = scores.bits_per_byte
+                if scores.sets:
+                    line["evaluation_sets"] = scores.of_sets
             record(line)
             if last or outcome.stop or _due(config.checkpoint_every, progress.step):
                 save(job, must=last or outcome.stop)
@@ -368,7 +375,7 @@ def _line(job: Job, outcome: Step, lr: float, seconds: float) -> dict[str, Any]:
 def finish(job: Job, seconds: float) -> None:
     """Scores the model and says that the run is done, in this order."""
     config, key = job.config, job.feed.key
-    scores = score(job.model, job.tokens, config, job.group, job.progress.step, key)
+    scores = score(job.model, job.yardstick, job.group, job.progress.step, key)
     if not job.group.leads:
         return
     publish_bytes(str(job.out / SCORES_FILE), scores.encoded())
@@ -384,6 +391,8 @@ def finish(job: Job, seconds: float) -> None:
         "sources": job.feed.consumed(job.progress.windows),
         "bits_per_byte": scores.bits_per_byte,
     }
+    if scores.sets:
+        done["evaluation_sets"] = scores.of_sets
     if job.feed.packed:
         done["padding_share"] = job.feed.padding_share(job.progress.windows)
     publish_bytes(str(job.out / DONE_FILE), orjson.dumps(done, option=orjson.OPT_INDENT_2))
