@@ -157,6 +157,7 @@ class FakeRun:
     seed: int = 0
     extra_texts: Sequence[str] = ()  # put at the front of the first shard
     sampled_text: int = 10_000  # documents per shard and reason that keep their text
+    row_group: int = 64  # documents; real parts have 8,192
     parts: frozenset[str] = field(default_factory=lambda: frozenset({"tokens", "models", "ablation", "inputs"}))
 
     def build(self, folder: Path) -> Path:
@@ -273,7 +274,7 @@ class FakeRun:
         part = f"part-{shard:05d}.parquet"
         for kind in ("kept", "dropped", "ledger"):
             (folder / segment / kind).mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.Table.from_batches([kept]), folder / segment / "kept" / part, row_group_size=64)
+        pq.write_table(pa.Table.from_batches([kept]), folder / segment / "kept" / part, row_group_size=self.row_group)
         tables = [self._dropped(stage, batch) for stage, batch in dropped]
         pq.write_table(pa.concat_tables(tables, promote_options="default"), folder / segment / "dropped" / part)
         files = []
