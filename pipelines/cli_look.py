@@ -19,6 +19,7 @@ def register(app: typer.Typer) -> None:
     app.command(epilog="Example:  gristmill inspect out/demo/run --reason too_few_words -n 3")(inspect)
     app.command(epilog="Example:  gristmill report out/demo/run")(report)
     app.command(epilog="Example:  gristmill compare out/demo/run out/demo/stricter")(compare)
+    app.command(epilog="Example:  gristmill serve out/demo/run")(serve)
 
 
 def inspect(
@@ -115,3 +116,14 @@ def compare(
         return
     with paged(wanted=pager) as console:
         compare_show.render(found, n, console)
+
+
+def serve(
+    run_folder: RunArgument,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of 127.0.0.1. Default: a free one.")] = 0,
+) -> None:
+    """Show the report in a browser of this machine, with all documents of the run, not a sample."""
+    from gristmill.pipelines import serve as serving
+    from gristmill.pipelines.open_run import open_run
+
+    serving.serve(open_run(run_folder), port, lambda text: print(text, flush=True))

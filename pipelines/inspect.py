@@ -228,6 +228,7 @@ def document(row: dict[str, Any]) -> dict[str, Any]:
         "dump": row.get("dump"),
         "date": row.get("date"),
         "segment": row.get("segment"),
+        "position": row.get("position"),
         "stage": row.get("stage"),
         "reasons": list(row.get("reasons") or []),
         "language": row.get("language"),

@@ -43,6 +43,7 @@ def page_data(run: Run, stages: Mapping[str, type]) -> dict[str, Any]:
     return {
         "name": str(run.recipe.get("name") or run.path.rstrip("/").rsplit("/", 1)[-1]),
         "path": run.path,
+        "served": False,  # the page asks a server for documents
         "header": _header(run, rows),
         "recipe": run.recipe_text,
         "versions": run.versions,
