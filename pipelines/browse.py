@@ -58,7 +58,8 @@ def query(
 ) -> Query:
     """Checks names as `inspect` does, and puts them into the filter. Raises RunError."""
     check_names(run, stage, reason, source, kept is True, wanted.ranges)
-    segment = run.segment_of(stage) if stage is not None and kept is True else None
+    found_in = run.segment_of(stage) if stage is not None else None
+    segment = found_in if kept is True else None
     name = stage.partition(" ")[0] if stage is not None and kept is not True else None
     only = False if kept is None and (stage is not None or reason is not None) else kept  # only dropped ones have such
     filled = Filter(name, reason, source, wanted.language, wanted.text, wanted.ranges, wanted.address)
