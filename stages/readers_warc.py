@@ -235,7 +235,7 @@ def page_at(file: IO[bytes], position: str, url: str | None) -> tuple[bytes, str
             if record.content is None or record.read < record.length or record.header("WARC-Target-URI") != url:
                 return None
             outcome = _page(record, 0)
-            return outcome.row if outcome.verdict == "keep" else None  # type: ignore[return-value]
+            return outcome.row if outcome.verdict == "keep" else None
     except OSError:
         return None
     return None

@@ -156,12 +156,17 @@ const gristmill = (() => {
   }
 
   function answer(measure, limit, at) {
-    if (at === limit.now_at) return "keeps " + number(limit.low[at]) + " documents, as it is";
-    const low = limit.low[at], high = limit.high[at], now = limit.low[limit.now_at];
-    const change = (count) => (count >= now ? "+" : "−") + number(Math.abs(count - now));
-    const share = (count) => (now ? " (" + (count >= now ? "+" : "−") + percent(Math.abs(count - now) / now) + ")" : "");
-    if (low === high) return "keeps " + number(low) + " documents, " + change(low) + share(low);
-    return "keeps " + number(low) + " to " + number(high) + " documents, " + change(low) + " to " + change(high) + share(high);
+    const part = (low, high, unit) => {
+      const now = low[limit.now_at];
+      const change = (count) => (count >= now ? "+" : "−") + number(Math.abs(count - now));
+      const share = (count) => (now ? " (" + (count >= now ? "+" : "−") + percent(Math.abs(count - now) / now) + ")" : "");
+      if (at === limit.now_at) return number(low[at]) + " " + unit;
+      if (low[at] === high[at]) return number(low[at]) + " " + unit + ", " + change(low[at]) + share(low[at]);
+      return number(low[at]) + " to " + number(high[at]) + " " + unit + ", " + change(low[at]) + " to " + change(high[at]) + share(high[at]);
+    };
+    const lines = ["keeps " + part(limit.low, limit.high, "documents") + (at === limit.now_at ? ", as it is" : "")];
+    if (limit.low_chars.length) lines.push(part(limit.low_chars, limit.high_chars, "characters"));
+    return lines;
   }
 
   document.querySelectorAll(".what-if").forEach((element) => {
@@ -173,7 +178,7 @@ const gristmill = (() => {
     const show = () => {
       const at = Number(slider.value), moved = at !== limit.now_at, value = limit.values[at];
       element.querySelector(".now").textContent = number(value);
-      element.querySelector(".answer").textContent = answer(measure, limit, at);
+      element.querySelector(".answer").replaceChildren(...answer(measure, limit, at).flatMap((line, i) => (i ? [make("br"), line] : [line])));
       const code = element.querySelector(".yaml");
       code.hidden = !moved;
       code.textContent = yaml(limit, value);

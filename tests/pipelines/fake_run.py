@@ -216,7 +216,7 @@ class FakeRun:
             sums = StageLedger(stage=stage.name, seconds=0.25 * (shard + 1))
             result = stage(current)
             book(sums, current, result.kept, result.dropped, result.counters)
-            count_measures(sums, stage.measures, result.kept, result.dropped)
+            count_measures(sums, stage.measures, result.kept, result.dropped, current)
             books.append(sums)
             dropped.append((stage.name, result.dropped))
             current = result.kept
@@ -248,7 +248,7 @@ class FakeRun:
             result, _ = apply_decisions(FakeExact(), batch, pa.Table.from_pylist(rows, schema=schema))
             sums = StageLedger(stage="exact", seconds=0.125)
             book(sums, batch, result.kept, result.dropped, result.counters)
-            count_measures(sums, FakeExact.measures, result.kept, result.dropped)
+            count_measures(sums, FakeExact.measures, result.kept, result.dropped, batch)
             source = self.sources[i // self.shards_per_source]
             self._publish(folder, "02-exact", i, source, [sums], result.kept, [("exact", result.dropped)], [])
             out.append(result.kept)
@@ -295,6 +295,8 @@ class FakeRun:
             files=files,
             problems=problems,
             seconds=sum(b.seconds for b in books),
+            ended=1_800_000_000.0 + 10 * shard + (100 if segment.startswith("02") else 0),
+            memory_bytes=(300 + shard) * 1_000_000,
             versions={"gristmill": "0.1.0", "pyarrow": pa.__version__},
             host="mill-1",
         )

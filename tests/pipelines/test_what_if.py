@@ -12,18 +12,31 @@ from gristmill.stages.documents import Measure, Rule, linear_edges
 from gristmill.stages.ledger import Amount, Histogram, StageLedger
 
 
+def sizes_of(values):
+    """Characters of the documents: some number that differs."""
+    return 1 + 7 * np.arange(len(values)) % 11
+
+
 def books_of(values, other, rule, measure):
     """The ledger of a stage with `rule` on values and a second rule that drops where `other` is true."""
     fails = rule.fails(values)
     drop = fails | other
     histogram = Histogram.empty(measure)
-    histogram.add(values[~drop], kept=True)
-    histogram.add(values[drop], kept=False)
+    chars = sizes_of(values)
+    histogram.add(values[~drop], kept=True, chars=chars[~drop])
+    histogram.add(values[drop], kept=False, chars=chars[drop])
+    alone = fails & ~other
     return StageLedger(
         stage="s",
         read=Amount(documents=len(values)),
-        kept=Amount(documents=int((~drop).sum())),
-        counters={f"rule.{rule.reason}": int(fails.sum()), f"only.{rule.reason}": int((fails & ~other).sum())},
+        kept=Amount(documents=int((~drop).sum()), chars=int(chars[~drop].sum())),
+        dropped={"any": Amount(documents=int(drop.sum()), chars=int(chars[drop].sum()))},
+        counters={
+            f"rule.{rule.reason}": int(fails.sum()),
+            f"only.{rule.reason}": int(alone.sum()),
+            f"rule_chars.{rule.reason}": int(chars[fails].sum()),
+            f"only_chars.{rule.reason}": int(chars[alone].sum()),
+        },
         histograms={measure.column: histogram},
     )
 
@@ -53,6 +66,9 @@ def test_what_if_bounds_hold_the_truth(rows, bounds):
                 passes |= ~other & ~rule.fails(values)  # those on the limit in force stay in any case
             truth = int(passes.sum())
             assert low <= truth <= high, (answer.side, limit)
+            chars = int(sizes_of(values)[passes].sum())
+            at = answer.limits.index(limit)
+            assert answer.low_chars[at] <= chars <= answer.high_chars[at], (answer.side, limit)
             tighter = limit > answer.now if answer.side == "at_least" else limit < answer.now
             if tighter:
                 assert low == high
@@ -89,3 +105,22 @@ def test_what_if_by_hand():
     assert by_limit[2] == (7, 8)  # 2.5 comes back, unless it is the one that the other rule drops
     assert by_limit[0] == (9, 9)  # 0.5 and 2.5 come back
     assert by_limit[9] == (1, 1)
+    chars = {limit: found for limit, *found in zip(answer.limits, answer.low_chars, answer.high_chars, strict=True)}
+    assert list(sizes_of(values)) == [1, 8, 4, 11, 7, 3, 10, 6, 2, 9]
+    assert chars[3] == [48, 48]
+    assert chars[5] == [30, 30]
+    assert chars[2] == [48, 52]  # 2.5 has 4 characters
+    assert chars[0] == [53, 53]
+
+
+def test_ledgers_of_earlier_versions_know_no_characters():
+    rule = Rule("r", "s.x", at_least=3)
+    book = books_of(np.arange(9.0), np.zeros(9, bool), rule, Measure("s.x", "", linear_edges(0, 10, 10)))
+    known = book.histograms["s.x"]
+    old = known.model_copy(update={"kept_chars": None, "dropped_chars": None})
+    (answer,) = what_ifs(rule, old, book)
+    assert answer.low_chars == answer.high_chars == []
+    assert answer.low[0] == 9
+    assert known.merge(old).kept_chars is None
+    empty = Histogram.empty(Measure("s.x", "", linear_edges(0, 10, 10)))
+    assert known.merge(empty).kept_chars == empty.merge(known).kept_chars == known.kept_chars
