@@ -153,21 +153,24 @@ def pick(
     seed: int,
     group_of: Callable[[pa.Table], Sequence[Any]] | None = None,
     row_groups: int | None = None,
+    columns: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """Rows of Parquet files that match: the n with the lowest hash, of each group if `group_of` gives one a row.
 
     Only columns with conditions are read in the first pass, and only the row groups of the chosen rows in the second.
-    Rows come with the `segment` that they are from and their `rank` in their group, lowest first.
-    row_groups: how many row groups of each file to look into, spread evenly; None reads all.
+    Rows come with the `segment` and `part` that they are from and their `rank` in their group, lowest first.
+    row_groups: how many row groups of each file to look into, spread evenly; None reads all. columns: that `group_of`
+    needs beside source, stage and reasons.
     """
     heaps: dict[Any, list[tuple[bool, int, int, int, int]]] = {}  # negated key, then where: part, row group, row
     for at, part in enumerate(parts):
         with run.open_parquet(part) as file:
             names = file.schema_arrow.names
             dropped = "reasons" in names
-            columns = {"doc_id", "source", *wanted.columns()} | ({"stage", "reasons", "text"} if dropped else set())
+            read = {"doc_id", "source", *columns, *wanted.columns()}
+            read |= {"stage", "reasons", "text"} if dropped else set()
             for group in spread(file.num_row_groups, row_groups):
-                table = file.read_row_group(group, columns=[c for c in names if c in columns])
+                table = file.read_row_group(group, columns=[c for c in names if c in read])
                 rows = np.flatnonzero(wanted.matches(table))
                 table = table.take(pa.array(rows))
                 silent = pc.is_null(table["text"]).to_pylist() if dropped else [False] * len(rows)
@@ -200,7 +203,7 @@ def _rows(
                 found = file.read_row_group(group).take(pa.array(rows)).to_pylist()
                 segment = parts[at].partition("/")[0]
                 for (order, _), row_found in zip(wanted, found, strict=True):
-                    out.append((order, {**row_found, "segment": segment, "rank": order[0]}))
+                    out.append((order, {**row_found, "segment": segment, "part": parts[at], "rank": order[0]}))
     return [row for _, row in sorted(out, key=lambda pair: pair[0])]
 
 

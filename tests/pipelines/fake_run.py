@@ -324,6 +324,8 @@ class FakeRun:
             "doc_id": batch["doc_id"],
             "source": batch["source"],
             "url": batch["url"],
+            "dump": batch["dump"],
+            "date": batch["date"],
             "stage": pa.array([stage] * batch.num_rows, pa.string()),
             "reasons": batch["reasons"],
             "chars": pc.utf8_length(batch["text"]).cast(pa.int64()),

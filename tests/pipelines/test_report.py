@@ -17,9 +17,9 @@ import pytest
 
 from gristmill.pipelines.open_run import open_run
 from gristmill.pipelines.report.dedupe import duplicates, pair
-from gristmill.pipelines.report.figures import lengths
 from gristmill.pipelines.report.limits import Setting, rules_of
 from gristmill.pipelines.report.scan import registered_domain, scan
+from gristmill.pipelines.report.tokens import lengths
 from gristmill.stages.documents import Rule
 
 sys.path.append(str(Path(__file__).parent))
