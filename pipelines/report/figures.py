@@ -24,6 +24,7 @@ from gristmill.pipelines.report.limits import StageRules, rules_of
 from gristmill.pipelines.report.operations import operations, times
 from gristmill.pipelines.report.samples import sample
 from gristmill.pipelines.report.scan import Scan, scan
+from gristmill.pipelines.report.scored import scored
 from gristmill.pipelines.report.tokenizer import holdout, tokenizer
 from gristmill.pipelines.report.tokens import tokens
 from gristmill.pipelines.report.what_if import what_ifs
@@ -37,6 +38,7 @@ def page_data(run: Run, stages: Mapping[str, type]) -> dict[str, Any]:
     rules, problems = rules_of(run, stages)
     samples = sample(run)
     rows = funnel(run)
+    seen = scan(run)
     return {
         "name": str(run.recipe.get("name") or run.path.rstrip("/").rsplit("/", 1)[-1]),
         "path": run.path,
@@ -44,6 +46,7 @@ def page_data(run: Run, stages: Mapping[str, type]) -> dict[str, Any]:
         "header": _header(run, rows),
         "recipe": run.recipe_text,
         "versions": run.versions,
+        "inputs": _inputs(run),
         "warnings": [*_warnings(run, rows), *problems],
         "funnel": {
             "columns": [f.name for f in fields(FunnelRow)],
@@ -55,9 +58,10 @@ def page_data(run: Run, stages: Mapping[str, type]) -> dict[str, Any]:
         "measures": _measures(run, rules),
         "samples": samples.documents,
         "samples_left_out": samples.left_out,
-        "scan": _scan(scan(run)),
+        "scan": _scan(seen),
         "contamination": contamination(run),
         "models": run.models,
+        "scored": scored(run, rules, seen.buckets),
         "clusters": {name: _cluster(run, name, card) for name, card in run.clusters.items()},
         "tokens": tokens(run),
         "tokenizer": tokenizer(run),
@@ -86,6 +90,25 @@ def _header(run: Run, rows: list[FunnelRow]) -> dict[str, Any]:
         "worker_seconds": sum(s.seconds for s in run.shards) + sum(map(global_seconds, run.clusters.values())),
         "hosts": sorted({s.host for s in run.shards} - {""}),
     }
+
+
+def _inputs(run: Run) -> list[dict[str, Any]]:
+    """One row a source: what it read."""
+    out: dict[str, dict[str, Any]] = {}
+    seen: set[str] = set()
+    for entry in run.inputs:
+        path = str(entry.get("path"))
+        row = out.setdefault(
+            str(entry.get("source")), {"files": 0, "shards": 0, "bytes": 0, "formats": [], "first": path}
+        )
+        row["shards"] += 1
+        if path not in seen:
+            row["files"] += 1
+            row["bytes"] += int(entry.get("size") or 0)
+        if entry.get("format") not in row["formats"]:
+            row["formats"].append(entry.get("format"))
+        seen.add(path)
+    return [{"source": source, **row} for source, row in out.items()]
 
 
 def _warnings(run: Run, rows: list[FunnelRow]) -> list[str]:
@@ -239,7 +262,6 @@ def _scan(found: Scan) -> dict[str, Any]:
         "distinct_domains": len([d for d in domains if d]),
         "dumps": [row for row in sorted(_both(found.dumps), key=lambda row: row["name"]) if row["name"]],
         "months": [row for row in sorted(_both(found.months), key=lambda row: row["name"]) if _is_month(row["name"])],
-        "buckets": {column: dict(counts) for column, counts in sorted(found.buckets.items())},
     }
 
 
