@@ -220,6 +220,27 @@ def records(path: str, file: IO[bytes], wanted: WarcRecordType) -> Iterator[Reco
         yield gap
 
 
+def page_at(file: IO[bytes], position: str, url: str | None) -> tuple[bytes, str | None] | None:
+    """The HTML and charset of the page that the reader found at a `position`; None where no page of this address
+    stands there any more. Reads nothing but the record and those before it in its frame."""
+    byte, _, number = position.partition(".")
+    _, opener = _compression(file)
+    file.seek(int(byte))
+    source: Any = opener(file) if opener else file
+    try:
+        for inside, warc in enumerate(ArchiveIterator(source, parse_http=False), 1):
+            if inside < int(number or 1):
+                continue
+            record = _take(warc, position, _PAGES)
+            if record.content is None or record.read < record.length or record.header("WARC-Target-URI") != url:
+                return None
+            outcome = _page(record, 0)
+            return outcome.row if outcome.verdict == "keep" else None
+    except OSError:
+        return None
+    return None
+
+
 def _compression(file: IO[bytes]) -> tuple[bytes, Callable[[IO[bytes]], Any] | None]:
     """What a record may begin with, and how to decompress; by the file's first bytes, not its name."""
     head = file.read(4)
