@@ -137,9 +137,13 @@ class TrainConfig(Settings):
     init_from: str = ""  # RUN, RUN@STEP, RUN@best or a checkpoint: fork that run (`fork.py`)
     seed: int = 1  # of the first weights and of the order of windows
     ranks: int = Field(default=1, ge=1)
+    parallel: Literal["fsdp", "hsdp", "ddp"] = "fsdp"  # how ranks share the weights: `parallel.py`
+    replicas: int = Field(default=2, ge=2)  # hsdp: copies of the weights, such as one a machine
+    tensor: int = Field(default=1, ge=1)  # neighbouring ranks that share the products of a block
     threads: int = Field(default=1, ge=1)  # per rank
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["float32", "bf16"] = "float32"  # of activations and gathered weights; masters are float32
+    recompute: Literal["none", "selective", "full"] = "none"  # in the backward pass, to save memory: `recompute.py`
     compile: bool = False  # torch.compile of each block: faster steps, about a minute to start on a CPU
 
     checkpoint_every: int = Field(default=100, ge=0)  # steps; 0: only the last
@@ -163,8 +167,7 @@ class TrainConfig(Settings):
             raise ValueError(f"there is no model preset {self.model!r}; presets: {', '.join(PRESETS)}")
         if bool(self.steps) == bool(self.budget_tokens):
             raise ValueError("give one of steps and budget_tokens")
-        if self.batch_windows % self.ranks:
-            raise ValueError(f"batch_windows {self.batch_windows} must be a multiple of ranks {self.ranks}")
+        self._check_mesh()
         if self.budget_tokens and self.budget_tokens < self.batch_windows * self.seq_len:
             raise ValueError(
                 f"budget_tokens {self.budget_tokens:,} is less than one step of {self.batch_windows} windows x "
@@ -187,6 +190,36 @@ class TrainConfig(Settings):
             for name, entry in self.evaluation_sets.items()
         }
         return self.model_copy(update={"evaluation_sets": sets})
+
+    def _check_mesh(self) -> None:
+        """Raises ValueError where the ranks cannot be laid out as asked."""
+        if self.ranks % self.tensor:
+            raise ValueError(f"ranks {self.ranks} must be a multiple of tensor {self.tensor}")
+        if self.parallel == "hsdp" and self.data_ranks % self.replicas:
+            raise ValueError(
+                f"hsdp: ranks {self.ranks} / tensor {self.tensor} = {self.data_ranks} must be a multiple of replicas "
+                f"{self.replicas}; or take fsdp"
+            )
+        if self.batch_windows % self.data_ranks:
+            readers = "ranks" if self.tensor == 1 else f"ranks / tensor {self.tensor} ="
+            raise ValueError(f"batch_windows {self.batch_windows} must be a multiple of {readers} {self.data_ranks}")
+        if self.tensor == 1 or (isinstance(self.model, str) and self.model not in PRESETS):
+            return
+        shape = self.shape.resolved(0)
+        for name in ("heads", "kv_heads", "hidden"):
+            size, parts = getattr(shape, name), self.tensor
+            if size % parts:
+                raise ValueError(f"tensor {parts} must divide model.{name} {size}: each of these ranks takes a part")
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that read different windows."""
+        return self.ranks // self.tensor
+
+    @property
+    def copies(self) -> int:
+        """Of the weights: groups of data ranks that hold everything between them."""
+        return {"fsdp": 1, "hsdp": self.replicas, "ddp": self.data_ranks}[self.parallel]
 
     @property
     def shape(self) -> ModelShape:
@@ -222,8 +255,12 @@ SCORING = {"eval_bytes", "eval_document_bytes"}
 # Settings that a run may change half way: the steps that follow are the same but for rounding.
 MACHINERY = {
     "ranks",
+    "parallel",
+    "replicas",
+    "tensor",
     "threads",
     "device",
+    "recompute",
     "compile",
     "micro_windows",
     "max_skipped",

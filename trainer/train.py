@@ -44,7 +44,6 @@ from typing import IO, Any
 import orjson
 import torch
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 
 from gristmill.mixtures.consumption import CONSUMPTION_FILE
 from gristmill.mixtures.plan import MixtureError
@@ -74,6 +73,7 @@ from gristmill.trainer.optim import (
     scale_gradients,
     squared_norm,
 )
+from gristmill.trainer.parallel import defer_sums
 from gristmill.trainer.score import Yardstick, score, yardstick
 from gristmill.trainer.sizing import device_peak, peak_memory
 
@@ -130,7 +130,7 @@ def prepare(run: Run, group: Group) -> Job:
     feed = open_feed(run, tokens)
     shape = config.shape.resolved(tokens.vocab_size)
     with torch.device("meta"):
-        model = Llama(shape, DTYPES[config.dtype])
+        model = Llama(shape, DTYPES[config.dtype], config.recompute)
     if config.compile:
         for layer in model.layers:
             layer.compile()
@@ -215,14 +215,13 @@ def backward(job: Job, windows: Windows) -> Tensor:
     """Gradients of this rank's windows -> (2,) float64: summed nats, summed z penalty.
 
     The loss is the sum over this rank's targets divided by the targets of the whole batch: exact whatever the ranks
-    and micro-batches. FSDP averages gradients over ranks, so the loss is scaled back up.
+    and micro-batches. Gradients are averaged over the ranks that read different windows, so the loss is scaled back up.
     """
     config, group = job.config, job.group
     micro = config.micro_windows or len(windows.ids)
     sums = torch.zeros(2, dtype=torch.float64, device=group.device)
     for start in range(0, len(windows.ids), micro):
-        if isinstance(job.model, FSDPModule):
-            job.model.set_requires_gradient_sync(start + micro >= len(windows.ids))
+        defer_sums(job.model, start + micro < len(windows.ids))
         part, targets, owners = (
             None if array is None else torch.from_numpy(array[start : start + micro]).to(group.device)
             for array in (windows.ids, windows.targets, windows.documents)
@@ -230,16 +229,16 @@ def backward(job: Job, windows: Windows) -> Tensor:
         assert part is not None
         assert targets is not None
         nll, penalty = job.model(part[:, :-1], targets.contiguous(), owners, config.z_loss)
-        (nll * (group.world / max(windows.predicted, 1))).backward()
+        (nll * (group.data_world / max(windows.predicted, 1))).backward()
         sums += torch.stack([nll.detach(), penalty]).double()
-    return sums
+    return sums if group.speaks else torch.zeros_like(sums)
 
 
 def step(job: Job, windows: Windows, stop: bool) -> Step:
     """Gradients of one batch, and the one sum over ranks that says what they are worth."""
     sums = backward(job, windows)
     tail = torch.tensor([float(stop)], dtype=torch.float64, device=sums.device)
-    norm = squared_norm(job.optimizer.parameters.values()).to(sums.device)
+    norm = squared_norm(job.optimizer.parameters.values(), job.group.world).to(sums.device)
     sums = job.group.sum(torch.cat([sums, norm[None], tail]))
     nll, penalty, squared, stops = sums.tolist()
     targets = max(windows.predicted, 1)
@@ -269,7 +268,7 @@ def update(job: Job, outcome: Step, lr: float) -> None:
 def loop(job: Job) -> bool:
     """Trains to the end -> whether it got there; False when it was asked to stop, after saving."""
     config, group, progress = job.config, job.group, job.progress
-    batches = job.feed.batches(group.rank, group.world, progress.windows)
+    batches = job.feed.batches(group.data_rank, group.data_world, progress.windows)
     with StopRequest().listening() as stop, recording(job) as record:
         while progress.step < config.total_steps:
             began = time.perf_counter()
