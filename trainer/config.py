@@ -25,6 +25,12 @@ VERSION = 2  # raise it when the same settings train another model; it is part o
 RUN_FILE, LOG_FILE = "run.json", "log.txt"  # of a run's folder
 DONE_FILE, STOPPED_FILE, FAILED_FILE = "done.json", "stopped.json", "failed.json"  # how it ended; one of them
 SCORES_FILE = "scores.json"
+LAUNCHER = "GRISTMILL_LAUNCHER"  # in the environment of the ranks: the process whose end they must not outlive
+
+
+def pause(tries: int) -> float:
+    """Seconds to wait before another try, after so many without success: none, 0.5, 1, 2, ..., at most 30."""
+    return min(2.0 ** (tries - 1) * 0.5, 30.0) if tries else 0.0
 
 
 class TrainError(RuntimeError):
@@ -148,13 +154,19 @@ class TrainConfig(Settings):
 
     checkpoint_every: int = Field(default=100, ge=0)  # steps; 0: only the last
     keep_last: int = Field(default=2, ge=1)  # checkpoints
+    keep_every: int = Field(default=0, ge=0)  # steps; of such a step it is kept for good, to fork from; 0: none
+    keep_best: int = Field(default=0, ge=0)  # checkpoints of the lowest loss, beside the last
+    best_by: Literal["training", "evaluation"] = "training"  # mean loss of the last 50 steps, or bits per byte
+    async_save: bool = True  # a thread writes checkpoints while training goes on
     eval_every: int = Field(default=0, ge=0)  # steps between held-out scores; 0: only after the last step
     eval_bytes: int = Field(default=200_000, ge=0)  # of held-out text a source; 0: everything
     eval_document_bytes: int = Field(default=0, ge=0)  # of one document, from its beginning; 0: whole documents
     evaluation_sets: dict[str, EvaluationSet] = Field(default_factory=dict)  # texts that are scored like held-out ones
     max_skipped: int = Field(default=5, ge=0)  # steps with a loss that is no number, before the run stops
-    max_restarts: int = Field(default=3, ge=0)  # of the group, after a rank died
-    tensorboard: bool = False
+    max_restarts: int = Field(default=3, ge=0)  # of the group, after a rank died, without a new checkpoint in between
+    spike_threshold: float = Field(default=6.0, ge=0)  # robust deviations above the median loss; 0: nothing is logged
+    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ("tensorboard",)  # beside metrics.jsonl
+    profile: bool = False  # write PyTorch profiler traces of a few steps
 
     @field_validator("evaluation_sets", mode="before")
     @classmethod
@@ -177,6 +189,13 @@ class TrainConfig(Settings):
             raise ValueError(
                 f"target_tokens {self.target_tokens:,} is of a larger run than this one of {self.total_tokens:,}"
             )
+        if self.keep_best and self.best_by == "evaluation":
+            every = self.eval_every
+            if not every or not self.checkpoint_every or self.checkpoint_every % every:
+                raise ValueError(
+                    f"best_by evaluation needs a score at every checkpoint: eval_every ({every}) must divide "
+                    f"checkpoint_every ({self.checkpoint_every})"
+                )
         if isinstance(self.decay, float) and not 0 <= self.decay <= 1:
             raise ValueError(f"decay {self.decay} must be a share between 0 and 1, or the name of a phase")
         return self
@@ -245,8 +264,14 @@ BYSTANDERS = {
     "init_from",  # the trunk of a fork counts by its content
     "checkpoint_every",
     "keep_last",
+    "keep_every",
+    "keep_best",
+    "best_by",
+    "async_save",
     "max_restarts",
-    "tensorboard",
+    "spike_threshold",
+    "trackers",
+    "profile",
     "eval_every",
     "evaluation_sets",  # what is in them counts, not where they lie: `run_key`
 }
