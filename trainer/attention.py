@@ -53,6 +53,8 @@ def _compiled_flex() -> Callable[..., Tensor]:
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
     """softmax(q k^T / sqrt(head_width)) v over what may be seen; all (batch, heads, positions, head_width)."""
     if isinstance(mask, BlockMask):
-        flex: Callable[..., Tensor] = _compiled_flex() if q.is_cuda else flex_attention
-        return flex(q, k, v, block_mask=mask)
+        if q.is_cuda:
+            return _compiled_flex()(q, k, v, block_mask=mask)
+        seen: Tensor = flex_attention(q, k, v, block_mask=mask)
+        return seen
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)

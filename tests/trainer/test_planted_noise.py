@@ -16,6 +16,8 @@ sys.path.append(str(Path(__file__).parents[1]))
 from conftest import write_token_texts
 from test_ablate import InProcess
 
+PIECE = 600  # bytes of a document: the bootstrap wants many
+
 ABLATION = """\
 name: planted
 mixtures: [clean.yaml, noisy.yaml, again.yaml]
@@ -30,8 +32,7 @@ train:
   batch_windows: 16
   lr: 0.01
   checkpoint_every: 0
-  eval_bytes: 40_000
-  eval_document_bytes: 500
+  eval_bytes: 30_000
 """
 
 
@@ -49,7 +50,8 @@ def english() -> list[str]:
 def planted(tmp_path) -> Path:
     """Bytes as tokens: texts, and the same texts with their characters in another order."""
     rng = np.random.default_rng(0)
-    texts = [text.encode() for text in english()]
+    whole = [text.encode() for text in english()]
+    texts = [text[low : low + PIECE] for text in whole for low in range(0, len(text), PIECE)]
     noise = [bytes(rng.permutation(np.frombuffer(text, np.uint8))) for text in texts]
     as_ids = {"clean": texts, "noise": noise}
     tokens = {name: [np.frombuffer(t, np.uint8).astype(np.uint16) for t in own] for name, own in as_ids.items()}
