@@ -8,7 +8,7 @@ from typing import Any
 
 from gristmill.pipelines.progress import Display
 from gristmill.stages.settings_file import SettingsError
-from gristmill.trainer.ablate import RANKING_FILE, Ablation, Carry, ablate, one_after_the_other, plan_runs
+from gristmill.trainer.ablate import RANKING_FILE, Ablation, Carry, Trials, ablate, one_after_the_other, plan_runs
 from gristmill.trainer.config import SCORES_FILE
 from gristmill.trainer.power import Needs, needs
 from gristmill.trainer.ranking import SAME, Ranking
@@ -25,12 +25,19 @@ def run_ablation(
     Raises SettingsError for a faulty file, MixtureError for a mixture that cannot be met, TrainError when no run
     finished.
     """
-    ablation = Ablation.load(file)
-    planned = plan_runs(ablation, tokens, out)
-    steps = ablation.train.total_steps
+    trained, ranking = train_and_rank(Ablation.load(file), tokens, out, display, carry)
+    return trained, ranking.model_dump(mode="json")
+
+
+def train_and_rank(
+    ablation: Ablation, what: str | Trials, out: str, display: Display, carry: Carry | None = None
+) -> tuple[int, Ranking]:
+    """`run_ablation` of whatever is compared: as `trainer.ablate` takes it -> (runs trained now, the ranking)."""
+    planned = plan_runs(ablation, what, out)
+    steps = planned[0].config.total_steps
     trained = 0
     reached: dict[int, int] = {}  # steps of each run; several may go on at a time
-    display.say(f"ablation: {len(planned)} runs of {ablation.train.total_tokens:,} tokens")
+    display.say(f"ablation: {len(planned)} runs of {planned[0].config.total_tokens:,} tokens")
     for warning in ablation.warnings:
         display.say(warning)
     with display.phase("ablation", len(planned) * steps) as phase:
@@ -49,10 +56,10 @@ def run_ablation(
                 display.say(f"  {event['run']} failed: {event['error']}")
             display.event("ablation", **{k: v for k, v in event.items() if k != "event"}, state=kind)
 
-        ranking = ablate(ablation, tokens, out, on_event, carry or one_after_the_other)
+        ranking = ablate(ablation, what, out, on_event, carry or one_after_the_other)
     if not trained:
         display.say(f"Nothing to train: all {len(planned)} runs are there and up to date.")
-    return trained, ranking.model_dump(mode="json")
+    return trained, ranking
 
 
 def power_of(file: Path, folder: str | None, difference: float, noise: float | None) -> Needs:

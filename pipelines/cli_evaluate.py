@@ -39,6 +39,9 @@ def ablate(
     resources: Annotated[
         str | None, typer.Option("--resources", help="What each run takes of its worker, such as GPU=8.")
     ] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, help="Processes that run the variants of a recipe.")
+    ] = None,
     power: Annotated[
         float | None,
         typer.Option("--power", metavar="X", help="Train nothing: what seeing a difference of X bits per byte takes."),
@@ -49,10 +52,14 @@ def ablate(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train one model per mixture and seed, score them, and rank the mixtures with intervals."""
+    """Train one model per mixture and seed, score them, and rank the mixtures with intervals.
+
+    A file with `recipe` and `vary` compares variants of a recipe: each is run, then trained on.
+    """
     from gristmill.pipelines.ablation import power_of, ranking_rows, run_ablation
     from gristmill.pipelines.progress import Display
     from gristmill.pipelines.tables import console, plain_table
+    from gristmill.pipelines.vary import is_variation
     from gristmill.stages.settings_file import SettingsError
 
     folder = out or (str(Path(tokens.rstrip("/")).parent / "ablation") if tokens is not None else None)
@@ -60,11 +67,14 @@ def ablate(
         found = power_of(Path(file), folder, power, noise)
         print(orjson.dumps(found.data()).decode() if as_json else "\n".join(found.lines()))
         return
-    if tokens is None or folder is None:
-        raise SettingsError("Name the token shards to train on: --tokens DIR. Only --power goes without them.")
-    with Display(as_json=as_json) as display:
-        carry = _carry(scheduler, cluster, resources, folder)
-        _, ranking = run_ablation(Path(file), tokens, folder, display, carry)
+    if is_variation(file):
+        ranking = _varied(file, tokens, out, workers, scheduler, cluster, resources, as_json=as_json)
+    else:
+        if tokens is None or folder is None:
+            raise SettingsError("Name the token shards to train on: --tokens DIR. Only --power goes without them.")
+        with Display(as_json=as_json) as display:
+            carry = _carry(scheduler, cluster, resources, folder)
+            _, ranking = run_ablation(Path(file), tokens, folder, display, carry)
     if as_json:
         print(orjson.dumps({"event": "result", "ranking": ranking}).decode())
         return
@@ -73,6 +83,34 @@ def ablate(
     shown.print(plain_table("Ranking", columns, rows))
     for line in verdicts:
         shown.print(line, highlight=False)
+
+
+def _varied(
+    file: str,
+    tokens: str | None,
+    out: str | None,
+    workers: int | None,
+    scheduler: str | None,
+    cluster: str | None,
+    resources: str | None,
+    *,
+    as_json: bool,
+) -> dict[str, Any]:
+    """The ranking of variants of a recipe."""
+    from gristmill.pipelines.cluster_file import load_cluster
+    from gristmill.pipelines.progress import Display
+    from gristmill.pipelines.run import Options
+    from gristmill.pipelines.vary import load, vary
+    from gristmill.stages.settings_file import SettingsError
+
+    if tokens is not None:
+        raise SettingsError(f"{file} varies a recipe, whose variants make their own tokens: leave out --tokens.")
+    folder = out or f"out/{load(file)[1].name}"
+    where = None if cluster is None else load_cluster(cluster, scheduler)
+    options = Options(workers=workers, scheduler=scheduler, cluster=where)
+    with Display(as_json=as_json) as display:
+        ranking = vary(file, folder, options, display, _carry(scheduler, cluster, resources, folder))
+    return ranking.model_dump(mode="json")
 
 
 def _carry(scheduler: str | None, cluster: str | None, resources: str | None, folder: str) -> Carry | None:

@@ -122,15 +122,60 @@ class Ablation(Settings):
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Reads a YAML file; paths count from its folder. Raises SettingsError with file and line."""
-        ablation = load_settings(cls, path)
-        folder = Path(path).parent
-        return ablation.model_copy(
+        return load_settings(cls, path).below(Path(path).parent)
+
+    def below(self, folder: Path) -> Self:
+        """With its files counted from a folder."""
+        return self.model_copy(
             update={
-                "mixtures": tuple(str(folder / mixture) for mixture in ablation.mixtures),
-                "train": ablation.train.below(folder),
-                "tasks": None if ablation.tasks is None else ablation.tasks.below(folder),
+                "mixtures": tuple(str(folder / mixture) for mixture in self.mixtures),
+                "train": self.train.below(folder),
+                "tasks": None if self.tasks is None else self.tasks.below(folder),
             }
         )
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One of those that are compared."""
+
+    name: str
+    mixture: str  # file
+    tokens: str  # folder
+
+
+@dataclass(frozen=True)
+class Trials:
+    """What is trained: every candidate with every seed."""
+
+    candidates: tuple[Candidate, ...]
+    configs: Mapping[int, TrainConfig]  # seed -> settings; for branches of trunks the number of the trunk
+    # The held-out documents of the candidates are not the same ones: they are compared on the evaluation sets alone.
+    by_texts: bool = False
+    notes: tuple[str, ...] = ()  # for the ranking: what a reader must know of the candidates
+
+    @property
+    def names(self) -> list[str]:
+        return [candidate.name for candidate in self.candidates]
+
+
+def trials_of(ablation: Ablation, tokens_folder: str) -> Trials:
+    """The mixtures of an ablation on one folder of tokens. Raises MixtureError, and TrainError for two of a name."""
+    found: dict[str, Candidate] = {}
+    for path in ablation.mixtures:
+        name = Mixture.load(path).name
+        if not re.fullmatch(r"[\w.-]+", name):
+            raise TrainError(
+                f"{path}: the mixture's name {name!r} becomes a folder: use letters, digits, _, - and dots."
+            )
+        if name in found:
+            raise TrainError(
+                f"{path} and {found[name].mixture} are both called {name}: an ablation tells mixtures by name."
+            )
+        found[name] = Candidate(name, path, tokens_folder)
+    seeds = (*ablation.seeds, *ablation.control_seeds)
+    configs = {seed: ablation.trained.model_copy(update={"seed": seed}) for seed in seeds}
+    return Trials(tuple(found.values()), configs)
 
 
 @dataclass(frozen=True)
@@ -150,46 +195,50 @@ class Planned:
     retries: int
 
 
-def plan_runs(ablation: Ablation, tokens_folder: str, out: str) -> list[Planned]:
-    """Every run, mixtures in order within a seed, so that an ablation that is cut short has whole seeds.
+def plan_runs(ablation: Ablation, what: str | Trials, out: str) -> list[Planned]:
+    """Every run, candidates in order within a seed, so that an ablation that is cut short has whole seeds.
+
+    what: a folder of tokens, for the mixtures of the ablation; or what else is compared.
 
     Compiles every mixture, so that what cannot be trained is refused before anything is. Raises MixtureError,
     TokenError, and TrainError where two mixtures share a name, nothing is held out, or a task is not to be had. The
     repeats of a control come last.
     """
-    tokens = TokenSet.open(tokens_folder)
-    yardstick(tokens, ablation.train)
-    names: dict[str, str] = {}
-    for path in ablation.mixtures:
-        name = Mixture.load(path).name
-        if not re.fullmatch(r"[\w.-]+", name):
-            raise TrainError(
-                f"{path}: the mixture's name {name!r} becomes a folder: use letters, digits, _, - and dots."
-            )
-        if name in names:
-            raise TrainError(f"{path} and {names[name]} are both called {name}: an ablation tells mixtures by name.")
-        names[name] = path
-    if ablation.control and ablation.control not in names:
-        raise TrainError(f"`control` names {ablation.control!r}; the mixtures are {', '.join(names)}.")
+    trials = trials_of(ablation, what) if isinstance(what, str) else what
+    tokens = {candidate.tokens: TokenSet.open(candidate.tokens) for candidate in trials.candidates}
+    for each in tokens.values():
+        yardstick(each, next(iter(trials.configs.values())))
+    if ablation.control and ablation.control not in trials.names:
+        raise TrainError(f"`control` names {ablation.control!r}; the mixtures are {', '.join(trials.names)}.")
     if ablation.tasks is not None:
         from gristmill.trainer.evaluate import load_tasks
 
         load_tasks(ablation.tasks)
-    wanted = [(name, seed) for seed in ablation.seeds for name in names]
-    wanted += [(ablation.control, seed) for seed in ablation.control_seeds]
-    runs = []
-    for name, seed in wanted:
-        config = ablation.trained.model_copy(update={"seed": seed})
-        folder = f"{name}-seed{seed}"
-        job = Run(config=config, mixture=names[name], tokens=tokens_folder, out=str(Path(out) / folder))
-        feed = open_feed(job, tokens)
-        where = (tokens_folder, job.out)
-        runs.append(
-            Planned(
-                folder, name, names[name], seed, config, feed.key, feed.course, *where, ablation.tasks, ablation.retries
-            )
-        )
-    return runs
+    further = set(ablation.control_seeds)
+    wanted = [(c, seed) for seed in trials.configs if seed not in further for c in trials.candidates]
+    wanted += [(c, seed) for seed in ablation.control_seeds for c in trials.candidates if c.name == ablation.control]
+    return [_planned(ablation, candidate, seed, trials.configs[seed], tokens, out) for candidate, seed in wanted]
+
+
+def _planned(
+    ablation: Ablation, which: Candidate, seed: int, config: TrainConfig, tokens: Mapping[str, TokenSet], out: str
+) -> Planned:
+    folder = f"{which.name}-seed{seed}"
+    job = Run(config=config, mixture=which.mixture, tokens=which.tokens, out=str(Path(out) / folder))
+    feed = open_feed(job, tokens[which.tokens])
+    return Planned(
+        name=folder,
+        mixture=which.name,
+        path=which.mixture,
+        seed=seed,
+        config=config,
+        key=feed.key,
+        course=feed.course,
+        tokens=which.tokens,
+        out=job.out,
+        tasks=ablation.tasks,
+        retries=ablation.retries,
+    )
 
 
 # What carries the runs out: gets those to do, with their positions, and gives each one's row back as it ends.
@@ -204,19 +253,20 @@ def one_after_the_other(todo: Sequence[tuple[int, Planned]], tell: OnEvent) -> I
 
 def ablate(
     ablation: Ablation,
-    tokens_folder: str,
+    what: str | Trials,
     out: str,
     on_progress: OnEvent | None = None,
     carry: Carry = one_after_the_other,
 ) -> Ranking:
-    """Trains what is missing, ranks, and writes `out`/ranking.json and curves.json.
+    """Trains what is missing, ranks, and writes `out`/ranking.json and curves.json. what: as `plan_runs` takes it.
 
     on_progress gets {"event": "found" | "start" | "step" | "done" | "failed", "run", "index", "of"}; a step adds what
     metrics.jsonl has, and "steps"; done adds "bits_per_byte"; failed adds "error". Raises TrainError when no run
     finished, or when one was stopped from outside; finished runs stay and are found again.
     """
     tell = on_progress or (lambda event: None)
-    planned = plan_runs(ablation, tokens_folder, out)
+    trials = trials_of(ablation, what) if isinstance(what, str) else what
+    planned = plan_runs(ablation, trials, out)
     places = {job.name: {"run": job.name, "index": index, "of": len(planned)} for index, job in enumerate(planned)}
 
     def placed(event: dict[str, Any]) -> None:
@@ -228,8 +278,8 @@ def ablate(
     todo = [(position, job) for position, job in enumerate(planned) if position not in rows]
     for position, row in carry(todo, placed):
         rows[position] = row
-    ranking = ranked(ablation, planned, [rows[position] for position in range(len(planned))])
-    ranking = ranking.model_copy(update={"notes": [*ablation.warnings, *ranking.notes]})
+    ranking = ranked(ablation, trials, planned, [rows[position] for position in range(len(planned))])
+    ranking = ranking.model_copy(update={"notes": [*ablation.warnings, *trials.notes, *ranking.notes]})
     publish_bytes(str(Path(out) / CURVES_FILE), orjson.dumps(curves(planned), option=orjson.OPT_INDENT_2))
     publish_bytes(str(Path(out) / RANKING_FILE), ranking.encoded())
     if not any(row.status == "done" for row in rows.values()):
@@ -237,7 +287,7 @@ def ablate(
     return ranking
 
 
-def ranked(ablation: Ablation, planned: Sequence[Planned], rows: Sequence[RunRow]) -> Ranking:
+def ranked(ablation: Ablation, trials: Trials, planned: Sequence[Planned], rows: Sequence[RunRow]) -> Ranking:
     """The ranking of the runs that are done, read from their folders."""
     cells: dict[tuple[str, int], Scores] = {}
     tasks: dict[tuple[str, int], Tasks] = {}
@@ -249,17 +299,17 @@ def ranked(ablation: Ablation, planned: Sequence[Planned], rows: Sequence[RunRow
                     f"{job.out}: the run ended, but its scores are not here. Runs on other machines must write to a "
                     "folder that all of them and this one share."
                 )
-            cells[job.mixture, job.seed] = outcome.scores
+            cells[job.mixture, job.seed] = outcome.scores.of_texts() if trials.by_texts else outcome.scores
             if job.tasks is not None:
                 tasks[job.mixture, job.seed] = read_items(Path(job.out) / TASKS_FOLDER / ITEMS_FILE)
-    mixtures = list(dict.fromkeys(job.mixture for job in planned))
+    seeds = [seed for seed in trials.configs if seed not in ablation.control_seeds]
     return rank(
         ablation.name,
-        mixtures,
-        ablation.seeds,
+        trials.names,
+        seeds,
         cells,
         rows,
-        ablation.train.total_tokens,
+        next(iter(trials.configs.values())).total_tokens,
         ablation.confidence,
         tasks,
         ablation.rank_by,

@@ -77,6 +77,10 @@ class Scores(Settings):
         """Bits per byte of the texts given."""
         return {name: texts.bits_per_byte for name, texts in self.sets.items()}
 
+    def of_texts(self) -> Scores:
+        """The same with the texts given in place of the held-out documents."""
+        return self.model_copy(update={"sources": self.sets, "sets": {}})
+
     @property
     def mean(self) -> float:
         """Mean over sources, each as one."""
