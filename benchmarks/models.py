@@ -9,6 +9,9 @@ child, for lmplz); the peers take turns with us, round after round. Half of the 
                          stage scores, and on the raw text, whose words are fewer and mostly unknown to the model
     models.classifier    MB/s of documents: the stage; datatrove's filter on the same fastText model (where `fasteners`
                          is installed, which it needs)
+    models.language      MB/s of documents: the stage, which sees 1,000 bytes of each; fastText's own `predict` on the
+                         same bytes, once they are cut
+    models.language_full  the same on the full text of each
 
 To expect on one core of a busy server of 2024 (30 November 2026, 12 MB of Python sources, order 3, prune 0 0 1):
 training at 13 MB/s, 1.5 times lmplz; perplexity at 29 MB/s, 1.3 times plain kenlm on the same pieces and as fast as on
@@ -28,9 +31,10 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 from common import OURS, Figure, arguments, batches, compared, documents, megabytes_of, note, peer, rounds, show, speed
 
@@ -38,6 +42,7 @@ from gristmill.stages.classifier import POSITIVE, Classifier
 from gristmill.stages.kernels import counting, normalise
 from gristmill.stages.kernels.normalise import Pieces
 from gristmill.stages.kneser_ney import TokenFile, load_arpa
+from gristmill.stages.language import Language, bundled_model, sample
 from gristmill.stages.models import FastText, KenLM, Selection
 from gristmill.stages.perplexity import ARPA_FILE, Perplexity
 
@@ -131,6 +136,20 @@ def classifier(texts: list[str], held: list[str], scratch: Path, options: argpar
     return jobs
 
 
+def language(held: list[str], sample_bytes: int | None, skip: Iterable[str]) -> Jobs:
+    stage, parts, size = Language(min_score=0, sample_bytes=sample_bytes), batches(held), megabytes_of(held)
+    stage(parts[0].slice(0, 1))  # compile, load
+    jobs = {OURS: cpu(size, lambda: [stage(b) for b in parts])}
+    if fasttext := peer("fasttext-numpy2-wheel", skip):
+        from fasttext import load_model
+
+        model = load_model(str(bundled_model())).f
+        seen = (sample(np.frombuffer(text.encode(), np.uint8), sample_bytes) for text in held)
+        lines = [text.replace("\n", " ") + "\n" for text in seen]
+        jobs[fasttext] = cpu(size, lambda: [model.predict(line, 1, 0.0, "strict") for line in lines])
+    return jobs
+
+
 def figures(options: argparse.Namespace) -> Iterator[Figure]:
     both = documents(options.corpus, 2e6 * options.mb)
     random.Random(0).shuffle(both)  # texts of every file in either half
@@ -143,6 +162,9 @@ def figures(options: argparse.Namespace) -> Iterator[Figure]:
         yield from compared("models.perplexity", "MB/s", rounds(jobs, options.rounds))
         jobs = classifier(texts, held, scratch[2], options)
         yield from compared("models.classifier", "MB/s", rounds(jobs, options.rounds))
+        for name, sample_bytes in (("language", 1_000), ("language_full", None)):
+            jobs = language(held, sample_bytes, options.skip)
+            yield from compared(f"models.{name}", "MB/s", rounds(jobs, options.rounds))
 
 
 def main() -> None:

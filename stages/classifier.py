@@ -35,6 +35,7 @@ from gristmill.stages.documents import (
     linear_edges,
     with_columns,
 )
+from gristmill.stages.fasttext_file import Model, read_model
 from gristmill.stages.kneser_ney import ModelError
 from gristmill.stages.loading import loaded_once
 from gristmill.stages.perplexity import read_description
@@ -57,7 +58,10 @@ def prepare(texts: pa.Array) -> pa.Array:
 
 
 def probabilities(model: Any, texts: pa.Array, label: str = POSITIVE) -> np.ndarray:
-    """Probability of `label` for texts that `prepare` gave -> (n,) float64 in [0, 1]; NaN where no word is known."""
+    """Probability of `label` for texts that `prepare` gave -> (n,) float64 in [0, 1]; NaN where no word is known.
+    model: what `load_classifier` gives, or fastText's object."""
+    if isinstance(model, Model):
+        return np.clip(model.probabilities(texts, label), 0.0, 1.0)
     lines = [text + "\n" for text in texts.to_pylist()]
     labels, values = model.f.multilinePredict(lines, -1, 0.0, "strict")
     out = np.full(len(lines), np.nan)
@@ -71,16 +75,18 @@ def probabilities(model: Any, texts: pa.Array, label: str = POSITIVE) -> np.ndar
 def load_classifier(model: str, label: str) -> Any:
     """The fastText model of a folder that `models.FastText` wrote, or of a .bin or .ftz file. Once a process.
 
-    Raises ModelError where it is missing, cannot be read or does not know the label.
+    A `Model`, or fastText's object where only that knows this kind of model. Raises ModelError where it is missing,
+    cannot be read or does not know the label.
     """
-    from fasttext.FastText import _FastText
-
     path = Path(model)
     if not path.is_file():
         read_description(model, "fasttext")
         path = path / MODEL_BIN
     try:
-        loaded = _FastText(str(path))
+        if (loaded := read_model(path)) is None:
+            from fasttext.FastText import _FastText
+
+            loaded = _FastText(str(path))
     except (ValueError, RuntimeError) as error:
         raise ModelError(f"{path}: fastText cannot read this model: {error}") from error
     if label not in loaded.labels:

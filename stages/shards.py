@@ -11,6 +11,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
@@ -67,12 +68,21 @@ class Shard(Settings):
         return f"{self.path}[{self.start}:{'' if self.stop is None else self.stop}]"
 
 
+@cache
+def _local() -> LocalFileSystem:
+    """The one of this process: it holds no state."""
+    return LocalFileSystem()
+
+
 def filesystem(path: str) -> tuple[Any, str]:
     """An fsspec URL or a plain path -> (filesystem, path on it).
 
     Stores are asked anew each time: other workers write what a listing kept in memory does not know. The hub's own
-    file system cannot do without its listings.
+    file system cannot do without its listings. A plain path takes a tenth of the time that fsspec's own look-up takes:
+    a small shard asks a dozen times.
     """
+    if ":" not in path:
+        return _local(), str(LocalFileSystem._strip_protocol(path))
     anew = "://" in path and not path.startswith("hf://")
     fs, inner = fsspec.core.url_to_fs(path, **({"use_listings_cache": False} if anew else {}))
     return fs, inner

@@ -58,7 +58,13 @@ FIGURES = {  # name -> the peers that must be beside it
         "decontaminate.lookup_all": {None},
         "decontaminate.all": {None},
     },
-    "models": {"models.kenlm_train": set(), "models.perplexity": {"kenlm"}, "models.classifier": set()},
+    "models": {
+        "models.kenlm_train": set(),
+        "models.perplexity": {"kenlm"},
+        "models.classifier": set(),
+        "models.language": {"fasttext-numpy2-wheel"},
+        "models.language_full": {"fasttext-numpy2-wheel"},
+    },
     "tokens": {
         "tokens.encode": {"gigatoken", "tokenizers"},
         "tokens.encode_peak_mb": {"gigatoken", "tokenizers"},

@@ -7,7 +7,16 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from gristmill.stages.shards import checksum, exists, join, publish, publish_bytes, read_bytes, remove_leftovers
+from gristmill.stages.shards import (
+    checksum,
+    exists,
+    filesystem,
+    join,
+    publish,
+    publish_bytes,
+    read_bytes,
+    remove_leftovers,
+)
 
 
 @pytest.mark.parametrize("base", ["disk", "memory://bucket"])
@@ -21,6 +30,14 @@ def test_round_trip(base: str, tmp_path: Path) -> None:
     assert checksum(path) == checksum(path)
     fs, inner = fsspec.core.url_to_fs(folder)
     assert [name.rsplit("/", 1)[-1] for name in fs.find(inner)] == ["b.bin"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/a/b/", "a/b", "./x", "~/x", "/a//b", "/", ".", "/a/../b", "file:///a/b", "local://a"]
+)
+def test_a_plain_path_is_what_fsspec_takes_it_for(path: str) -> None:
+    ours, expected = filesystem(path), fsspec.core.url_to_fs(path)
+    assert (type(ours[0]), ours[1]) == (type(expected[0]), expected[1])
 
 
 def test_an_error_leaves_what_was_there(tmp_path: Path) -> None:
