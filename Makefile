@@ -2,12 +2,13 @@
 # make test    set up, then run the tests
 # make lint    ruff and mypy
 # make drill   kill workers, scheduler and driver of a demo run 30 times, and compare the bytes (about ten minutes)
+# make picture docs/report.png from the demo's report, with Debian's Chromium
 # make install the set-up alone: a virtual environment in .venv
 VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(abspath $(VENV))/bin
 
-.PHONY: install demo test drill lint clean
+.PHONY: install demo test drill picture lint clean
 .DEFAULT_GOAL := help
 
 help:
@@ -37,6 +38,10 @@ drill: install
 	$(BIN)/gristmill warmup
 	rm -rf build/drill
 	$(BIN)/python tools/drill.py --folder build/drill
+
+picture: install
+	@test -d out/demo/run || $(BIN)/gristmill demo
+	$(BIN)/python tools/picture.py out/demo/run docs/report.png
 
 # mypy sees the folders under their package names through a link.
 lint: install

@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pytest
 
-from gristmill.pipelines.open_run import RunError, funnel, open_run
+from gristmill.pipelines.funnel import funnel
+from gristmill.pipelines.open_run import RunError, open_run
 from gristmill.stages.ledger import Amount, LedgerError, ShardLedger, StageLedger
 
 sys.path.append(str(Path(__file__).parent))
