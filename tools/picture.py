@@ -25,9 +25,9 @@ section { padding-top: .3rem !important; margin-bottom: .6rem !important; }
 #samples, #origins, #models, #dedupe, #contamination, #tokens, #operations, #ablation > *, footer {
   display: none !important;
 }
-.chosen { display: block !important; }
-.panels.chosen { display: grid !important; }
-.panels.chosen > .panel:not(.chosen) { display: none !important; }
+#rules .chosen, #ablation .chosen { display: block !important; }
+#rules .panels.chosen { display: grid !important; }
+#rules .panels.chosen > .panel:not(.chosen) { display: none !important; }
 """
 CHOOSE = """(measures) => {
   const show = (element) => {
@@ -44,13 +44,13 @@ CHOOSE = """(measures) => {
     if (!/Ranking|Loss/.test(heading.textContent)) continue;
     show(heading);
     for (let e = heading.nextElementSibling; e && !/^H|DETAILS/.test(e.tagName); e = e.nextElementSibling) {
-      if (e.matches(".scroll:has(svg.wide), .legend")) e.classList.add("chosen");
+      if (e.matches(".scroll:has(svg.wide)") || (e.matches(".legend") && /Loss/.test(heading.textContent))) e.classList.add("chosen");
     }
   }
 }"""
 
 
-def picture(run: str, out: str, width: int = 1200) -> int:
+def picture(run: str, out: str, width: int = 1080) -> int:
     """Writes the picture -> its bytes."""
     from playwright.sync_api import sync_playwright
 

@@ -255,14 +255,14 @@ def areas(
 
 
 def running_mean(line: Sequence[tuple[float, float]], least: int = 40) -> list[tuple[float, float]]:
-    """Each point as the mean of those around it, a twelfth of the line wide; nothing for lines under `least` points."""
+    """Each point as the mean of those around it, a twelfth of the line wide, less at its ends; nothing for lines under
+    `least` points."""
     if len(line) < least:
         return []
     reach = max(1, len(line) // 24)
     out = []
     for i, (x, _) in enumerate(line):
-        room = min(reach, i, len(line) - 1 - i)
-        around = [y for _, y in line[i - room : i + room + 1]]
+        around = [y for _, y in line[max(0, i - reach) : i + reach + 1]]
         out.append((x, sum(around) / len(around)))
     return out
 
