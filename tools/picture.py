@@ -7,10 +7,13 @@ measures, the ranking and the loss curves stay, as the page shows them. Needs th
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 import tempfile
 from pathlib import Path
+
+from PIL import Image
 
 from gristmill.pipelines.report.write import write_report
 from gristmill.stages.shards import publish_bytes
@@ -44,14 +47,15 @@ CHOOSE = """(measures) => {
     if (!/Ranking|Loss/.test(heading.textContent)) continue;
     show(heading);
     for (let e = heading.nextElementSibling; e && !/^H|DETAILS/.test(e.tagName); e = e.nextElementSibling) {
-      if (e.matches(".scroll:has(svg.wide)") || (e.matches(".legend") && /Loss/.test(heading.textContent))) e.classList.add("chosen");
+      const legend = e.matches(".legend") && /Loss/.test(heading.textContent);
+      if (legend || e.matches(".scroll:has(svg.wide)")) e.classList.add("chosen");
     }
   }
 }"""
 
 
-def picture(run: str, out: str, width: int = 1080) -> int:
-    """Writes the picture -> its bytes."""
+def picture(run: str, out: str, width: int = 1200) -> int:
+    """Writes the picture in 128 colours -> its bytes. Pillow comes with bokeh."""
     from playwright.sync_api import sync_playwright
 
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
@@ -61,10 +65,12 @@ def picture(run: str, out: str, width: int = 1080) -> int:
         tab.goto(page.as_uri())
         tab.evaluate(CHOOSE, list(MEASURES))
         tab.add_style_tag(content=LEFT_OUT)
-        data = tab.screenshot(full_page=True)
+        shot = tab.screenshot(full_page=True)
         browser.close()
-    publish_bytes(out, data)
-    return len(data)
+    small = io.BytesIO()
+    Image.open(io.BytesIO(shot)).quantize(128, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
+    publish_bytes(out, small.getvalue())
+    return len(small.getvalue())
 
 
 if __name__ == "__main__":
