@@ -292,6 +292,7 @@ def _add_verbs() -> None:
     from gristmill.pipelines import (
         cli_documents,
         cli_download,
+        cli_evaluate,
         cli_look,
         cli_models,
         cli_plan,
@@ -301,6 +302,7 @@ def _add_verbs() -> None:
 
     cli_documents.register(app)
     cli_download.register(app)
+    cli_evaluate.register(app)
     cli_look.register(app)
     cli_models.register(app)
     cli_plan.register(app)

@@ -18,6 +18,7 @@ from gristmill.pipelines.report.charts import thin
 
 RUN_NAME = re.compile(r"(?P<mixture>.+)-seed(?P<seed>\d+)")
 SUGGESTED = "ablation/suggested.yaml"  # what the report shows as the proposal of `gristmill mixture suggest`
+NOT_SHOWN = ("tokens", "bits_per_byte", "evaluation_sets", "tasks")  # of a run: the table has a row for it
 STRETCHES = 48  # of a training run, in the picture of what it was trained on
 
 
@@ -44,11 +45,14 @@ def ablation(run: Run) -> dict[str, Any]:
         "sources": sorted({s for row in [*tokens, *(d["shares"] for d in diets)] for s in row}),
         "mixtures": mixtures,
         "pairs": _dicts(ranking.get("pairs")),
-        "runs": [{k: v for k, v in row.items() if k not in ("tokens", "bits_per_byte")} for row in _runs(ranking)],
+        "runs": [{k: v for k, v in row.items() if k not in NOT_SHOWN} for row in _runs(ranking)],
         "notes": [str(note) for note in ranking.get("notes") or []],
         "diets": diets,
         "curves": curves,
         "suggested": _suggested(run),
+        "score_curves": _score_curves(training, curves, ranking),
+        "measures": [row for row in _dicts(ranking.get("measures")) if row.get("kind") != "held_out"],
+        "smallest_difference": ranking.get("smallest_difference"),
     }
 
 
@@ -145,6 +149,35 @@ def _curve(name: str, steps: list[dict[str, Any]]) -> dict[str, Any]:
         "tokens_per_s": speeds[len(speeds) // 2] if speeds else None,
         "skipped": sum(bool(step.get("skipped")) for step in steps),
     }
+
+
+def _score_curves(
+    training: Mapping[str, list[dict[str, Any]]], curves: Mapping[str, Mapping[str, Any]], ranking: Mapping[str, Any]
+) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """Source or text -> run -> its bits per byte over tokens or steps; only where it was scored while it was trained.
+
+    The last score is the finished model's, from the ranking.
+    """
+    ends = {str(row.get("name")): row for row in _runs(ranking)}
+    out: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for name, steps in training.items():
+        axis = curves[name]["axis"]
+        found: dict[str, list[tuple[float, float]]] = {}
+        for step in steps:
+            for key, value in _scored(step).items():
+                found.setdefault(key, []).append((float(step[axis]), value))
+        for key, value in _scored(ends.get(name, {})).items():
+            if key in found and _is_number(steps[-1].get(axis)):
+                found[key].append((float(steps[-1][axis]), value))
+        for key, points in found.items():
+            out.setdefault(key, {})[name] = points
+    return {key: out[key] for key in sorted(out)}
+
+
+def _scored(row: Mapping[str, Any]) -> dict[str, float]:
+    """Bits per byte of a step or a finished run: of held-out documents, and of texts given."""
+    both = [row.get(name) for name in ("bits_per_byte", "evaluation_sets")]
+    return {str(k): float(v) for part in both if isinstance(part, dict) for k, v in part.items() if _is_number(v)}
 
 
 def _diets(
