@@ -2,13 +2,14 @@
 # make test    set up, then run the tests
 # make lint    ruff and mypy
 # make drill   kill workers, scheduler and driver of a demo run 30 times, and compare the bytes (about ten minutes)
+# make picture docs/report.png from the demo's report, with Debian's Chromium
 # make false-positives TEXT='corpus/*.jsonl.gz'   how often an ablation tells copies of one mixture apart (some 20 minutes)
 # make install the set-up alone: a virtual environment in .venv
 VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(abspath $(VENV))/bin
 
-.PHONY: install demo test drill false-positives lint clean
+.PHONY: install demo test drill picture false-positives lint clean
 .DEFAULT_GOAL := help
 
 help:
@@ -38,6 +39,10 @@ drill: install
 	$(BIN)/gristmill warmup
 	rm -rf build/drill
 	$(BIN)/python tools/drill.py --folder build/drill
+
+picture: install
+	@test -d out/demo/run || $(BIN)/gristmill demo
+	$(BIN)/python tools/picture.py out/demo/run docs/report.png
 
 false-positives: install
 	$(BIN)/python tools/false_positives.py --text '$(TEXT)' --folder build/false_positives

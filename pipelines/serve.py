@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any
 from urllib.parse import urlencode
@@ -280,4 +281,5 @@ def serve(run: Run, port: int, say: Callable[[str], None]) -> None:
     server = Server(run, STAGES, port)
     server.source.page({})
     say(f"The report was drawn in {time.perf_counter() - begun:.1f} s. Open it, on this machine (Ctrl-C ends):")
-    server.run(lambda: say(server.url))
+    with suppress(KeyboardInterrupt):  # the way to end it
+        server.run(lambda: say(server.url))

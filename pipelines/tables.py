@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:  # only names of types: `gristmill --help` should not load the kernels
-    from gristmill.pipelines.open_run import FunnelRow
+    from gristmill.pipelines.funnel import FunnelRow
     from gristmill.pipelines.status import SegmentStatus
 
 

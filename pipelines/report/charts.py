@@ -214,10 +214,13 @@ def curves(label: str, series: Mapping[str, Sequence[tuple[float, float]]], colo
         grid.append(tag("text", short(tick), x=xs(tick), y=height - 8, text_anchor="middle", class_="tick"))
     lines = []
     for name, line in points.items():
-        path = "".join(
-            f"{'L' if i else 'M'}{xs(x):g} {min(max(ys(y), 2), height - 26):g}" for i, (x, y) in enumerate(thin(line))
-        )
-        lines.append(tag("path", tag("title", name), d=path, class_=f"line c{colours.get(name, 0) % 8}"))
+        smooth = running_mean(thin(line))
+        for kind, drawn in (("raw", thin(line)), ("line", smooth)) if smooth else (("line", thin(line)),):
+            path = "".join(
+                f"{'L' if i else 'M'}{xs(x):g} {min(max(ys(y), 2), height - 26):g}" for i, (x, y) in enumerate(drawn)
+            )
+            lines.append(tag("path", tag("title", name), d=path, class_=f"{kind} c{colours.get(name, 0) % 8}"))
+    lines.sort(key=lambda path: 'class="line' in path)  # the means on top
     return tag(
         "svg", tag("title", label), *grid, *lines, viewBox=f"0 0 {width} {height}", role="img", class_="plot wide"
     )
@@ -249,6 +252,19 @@ def areas(
     return tag(
         "svg", tag("title", label), *drawn, *ticks, viewBox=f"0 0 {width} {height}", role="img", class_="plot areas"
     )
+
+
+def running_mean(line: Sequence[tuple[float, float]], least: int = 40) -> list[tuple[float, float]]:
+    """Each point as the mean of those around it, a twelfth of the line wide, less at its ends; nothing for lines under
+    `least` points."""
+    if len(line) < least:
+        return []
+    reach = max(1, len(line) // 24)
+    out = []
+    for i, (x, _) in enumerate(line):
+        around = [y for _, y in line[max(0, i - reach) : i + reach + 1]]
+        out.append((x, sum(around) / len(around)))
+    return out
 
 
 def thin(line: Sequence[tuple[float, float]], limit: int = 240) -> list[tuple[float, float]]:

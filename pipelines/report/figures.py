@@ -13,8 +13,9 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from gristmill.pipelines.faults import Failed
+from gristmill.pipelines.funnel import HELD_OUT, FunnelRow, funnel
 from gristmill.pipelines.near_holdout import warning
-from gristmill.pipelines.open_run import HELD_OUT, TOKENS, FunnelRow, Run, funnel, global_seconds, share
+from gristmill.pipelines.open_run import TOKENS, Run, global_seconds, share
 from gristmill.pipelines.removed import languages_of, left_out, removed
 from gristmill.pipelines.report.ablation import ablation
 from gristmill.pipelines.report.charts import bin_positions, value_scale

@@ -7,7 +7,9 @@ from itertools import groupby
 from typing import Any
 
 from gristmill.pipelines.faults import Failed
-from gristmill.pipelines.open_run import INPUT, TOKENS, Run, ShardSummary, global_seconds, share
+from gristmill.pipelines.funnel import INPUT
+from gristmill.pipelines.open_run import TOKENS, Run, global_seconds, share
+from gristmill.pipelines.run_books import ShardSummary
 
 SLOW = 10  # shards
 SHOWN_PROBLEMS = 100

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 from gristmill.pipelines.open_run import RunError, open_run
 from gristmill.pipelines.report.samples import TEXT_CHARS, sample, spread_order
+from gristmill.pipelines.report.scan import scan
 from gristmill.pipelines.report.write import embedded, write_report
 from gristmill.stages.documents import Measure, linear_edges
 from gristmill.stages.ledger import Amount, Histogram, ShardLedger, StageLedger
 
 sys.path.append(str(Path(__file__).parent))
+import big_run
 from fake_run import HOSTILE, FakeRun
 from report_page import LONG_LINE, STAGES, build, funnel_of, report
 
@@ -170,3 +172,17 @@ def test_spread_order_is_a_permutation_spread_out():
     assert spread_order(8) == [0, 4, 2, 6, 1, 5, 3, 7]
     for count in (0, 1, 5, 100):
         assert sorted(spread_order(count)) == list(range(count))
+
+
+def test_a_large_run_is_looked_at_in_parts(tmp_path):
+    """What the page costs grows with the number of shards, not of documents: samples and scans are bounded. The same at
+    1,000 shards of 10,000 documents takes seconds: `python tests/pipelines/big_run.py FOLDER 1000 10000`."""
+    folder = big_run.build(tmp_path / "run", shards=60, documents=300)
+    found, html = report(folder)
+    data = found.data
+    assert data["header"]["shards"] == 60
+    assert data["header"]["read"] == 60 * 300 + 20  # a record of the first shard of each source is no JSON
+    assert len(data["samples"]) < 400
+    assert len(html) < 1_500_000
+    few = scan(open_run(folder), limit=2_000)
+    assert few.looked_at < 4_000 < few.documents

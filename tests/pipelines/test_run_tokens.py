@@ -15,9 +15,10 @@ import pytest
 
 from gristmill.pipelines import recipe as recipes
 from gristmill.pipelines import shuffled_tokens
+from gristmill.pipelines.funnel import funnel
 from gristmill.pipelines.learn import remove_pieces
 from gristmill.pipelines.near_holdout import warning
-from gristmill.pipelines.open_run import funnel, open_run
+from gristmill.pipelines.open_run import open_run
 from gristmill.pipelines.progress import Display
 from gristmill.pipelines.report.figures import page_data
 from gristmill.pipelines.report.write import render

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
+import subprocess
 import sys
 import threading
 from contextlib import contextmanager
@@ -30,9 +32,9 @@ def folder(tmp_path_factory):
 
 
 @contextmanager
-def served(folder):
+def served(folder, stages=STAGES):
     """A server in a thread of its own."""
-    server = Server(open_run(folder), STAGES)
+    server = Server(open_run(folder), stages)
     ready, ended = threading.Event(), threading.Event()
     stop = []
 
@@ -304,6 +306,34 @@ def test_an_empty_run_is_served(tmp_path):
         assert "No stage has run yet" in httpx.get(base, headers=headers, timeout=30).text
         answer = httpx.get(f"{base}/documents", headers=headers, timeout=30).json()
         assert answer == {"documents": [], "next": None, "looked_at": 0, "timed_out": False}
+
+
+def test_original_pages_of_a_real_run(finished_run):
+    from gristmill.pipelines.recipe import STAGES as REAL
+
+    with served(finished_run, REAL) as server:
+        headers = {"Authorization": f"Bearer {server.token}"}
+        base = f"http://127.0.0.1:{server.port}"
+        asked = {"kept": "1", "source": "docs", "n": 3}
+        found = httpx.get(f"{base}/documents", params=asked, headers=headers, timeout=30).json()["documents"]
+        assert len(found) == 3
+        for document in found:
+            place = {"part": document["part"], "group": document["place"][1], "row": document["place"][2]}
+            html = httpx.get(f"{base}/original", params=place, headers=headers, timeout=30).json()["html"]
+            assert "<" in html
+            assert any(word in html for word in document["text"].split()[:20])
+
+
+def test_the_command_prints_the_address_and_ends_when_asked(tmp_path):
+    folder = build(tmp_path / "run")
+    command = [sys.executable, "-u", "-m", "gristmill.pipelines.cli", "serve", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        address = next(line.strip() for line in process.stdout if line.startswith("http://127.0.0.1:"))
+        assert httpx.get(address, timeout=30).status_code == 302
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert said == ""
 
 
 # In a browser
