@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from gristmill.mixtures.consumption import Consumption
 from gristmill.mixtures.mixture import Mixture
 from gristmill.mixtures.plan import Plan
 from gristmill.tokenize.shards import TokenSet
 from gristmill.trainer.config import Run, TrainConfig, TrainError, course_key, run_key
+from gristmill.trainer.group import Group
 
 MAX_NAMED_DOCUMENTS = 20  # in a message about a bad batch
 COUNTED_WINDOWS = 1 << 20  # at a time
@@ -26,7 +28,13 @@ class Windows:
     ids: np.ndarray  # (n, seq_len + 1) int64
     targets: np.ndarray  # (n, seq_len) int64: the ids that follow; NO_TARGET where there is nothing to learn
     documents: np.ndarray | None  # (n, seq_len) int32, for attention that stays inside a document; None: it does not
-    predicted: int  # targets of the whole batch, all ranks together
+    predicted: int  # targets of the whole batch, all ranks together; with `boundary_loss: false` still those left out
+
+    def counted(self, group: Group) -> Windows:
+        """With `predicted` as the sum over ranks of the targets that are there. Collective."""
+        own = int((self.targets != NO_TARGET).sum()) if group.speaks else 0
+        total = group.sum(torch.tensor([own], dtype=torch.int64, device=group.device))
+        return replace(self, predicted=int(total))
 
 
 class Feed:
@@ -71,6 +79,8 @@ class Feed:
         size = self.config.batch_windows
         for i, batch in enumerate(self.plan.loader(rank, world, size, windows)):
             targets = batch.tokens[:, 1:]
+            if not self.config.boundary_loss:
+                targets = np.where(batch.documents[:, 1:] == batch.documents[:, :-1], targets, NO_TARGET)
             if batch.predicted is not None:
                 targets = np.where(batch.predicted, targets, NO_TARGET)
             begin = windows + i * size
