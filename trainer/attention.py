@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -88,8 +88,10 @@ def _by_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
     """softmax(q k^T / sqrt(head_width)) v over what may be seen; all (batch, heads, positions, head_width)."""
     if isinstance(mask, BlockMask):
-        flex = _compiled_flex() if q.is_cuda else cast("Callable[..., Tensor]", flex_attention)
-        return flex(q, k, v, block_mask=mask)
+        if q.is_cuda:
+            return _compiled_flex()(q, k, v, block_mask=mask)
+        seen: Tensor = flex_attention(q, k, v, block_mask=mask)
+        return seen
     small = q.device.type == "cpu" and q.dtype == torch.bfloat16 and q.shape[-2] <= LONGEST_BY_PRODUCTS
     if small and torch.compiler.is_compiling():
         # torch's kernel for CPUs has a slow backward pass in bf16: forward and backward of (16, 5, 256, 64) took 43 ms

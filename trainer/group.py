@@ -6,7 +6,7 @@ Under torchrun a group is as large as WORLD_SIZE; without it there is one rank a
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -29,6 +29,7 @@ class Group:
     device: torch.device
     mesh: DeviceMesh | None  # `parallel.mesh_of`; None: one rank, nothing to talk to
     tensor: int = 1  # neighbouring ranks that share products and read the same windows
+    talk: dist.ProcessGroup | None = None  # over which `gather` goes; None: the default one
 
     @property
     def leads(self) -> bool:
@@ -59,8 +60,15 @@ class Group:
         if self.mesh is None:
             return [value]
         values: list[Any] = [None] * self.world
-        dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value, group=self.talk)
         return values
+
+    def apart(self) -> Group:
+        """The same ranks with a gloo group of their own, for a thread that talks beside the loop. All ranks together.
+
+        Two threads on one process group mix up their messages, and abort.
+        """
+        return self if self.mesh is None else replace(self, talk=dist.new_group(backend="gloo", timeout=TIMEOUT))
 
     def leave(self) -> None:
         if self.mesh is not None:
