@@ -18,7 +18,7 @@ from torch import Tensor
 PROJECT_ROWS = 256  # projected at a time: fewer starve the product, more leave the cache (64 to 512 tried on a CPU)
 GRADIENT_LOGITS = 1 << 26  # at most, whose gradient goes to the output matrix in one product
 
-Piece = tuple[Tensor, Tensor, Tensor | None]
+Sums = tuple[Tensor, Tensor]
 
 
 def _pieces(rows: int, size: int) -> list[slice]:
@@ -30,8 +30,8 @@ def rows_at_once(rows: int, vocab: int) -> int:
     return min(rows, max(PROJECT_ROWS, GRADIENT_LOGITS // vocab))
 
 
-def _piece(hidden: Tensor, weight: Tensor, targets: Tensor, z_loss: float, with_grad: bool) -> Piece:
-    """Summed nats and log Z squared of some rows, and with `with_grad` the gradient of their logits (rows, vocab)."""
+def _piece(hidden: Tensor, weight: Tensor, targets: Tensor, z_loss: float, out: Tensor | None) -> Sums:
+    """Summed nats and log Z squared of some rows; the gradient of their logits goes to `out` (rows, vocab)."""
     mask = (targets >= 0).float()[:, None]  # (n, 1)
     target = targets.clamp_min(0)[:, None]
     logits = hidden @ weight.T  # (n, vocab)
@@ -42,18 +42,20 @@ def _piece(hidden: Tensor, weight: Tensor, targets: Tensor, z_loss: float, with_
     # Left out by selection: a product with 0 would let an infinite loss through as NaN.
     nll = -torch.where(mask > 0, chosen, 0.0).sum()
     penalty = torch.where(mask > 0, log_z.square(), 0.0).sum()
-    if not with_grad:
-        return nll, penalty, None
+    if out is None:
+        return nll, penalty
     # d nll / d logits = softmax - one-hot; d log_z^2 / d logits = 2 log_z softmax
     scale = (1 + 2 * z_loss * log_z) * mask
     if torch.compiler.is_compiling():  # in one pass, where scattering would be a second one
         hot = torch.arange(len(weight), device=hidden.device) == target
-        return nll, penalty, (log_p.exp() * scale - torch.where(hot, mask, 0.0)).to(hidden.dtype)
-    return nll, penalty, log_p.exp_().mul_(scale).scatter_add_(1, target, -mask)
+        out.copy_(log_p.exp() * scale - torch.where(hot, mask, 0.0))
+    else:
+        out.copy_(log_p.exp_().mul_(scale).scatter_add_(1, target, -mask))
+    return nll, penalty
 
 
 @functools.cache
-def _compiled_piece() -> Callable[..., Piece]:
+def _compiled_piece() -> Callable[..., Sums]:
     return torch.compile(_piece, dynamic=False)
 
 
@@ -73,11 +75,10 @@ class _FusedLoss(torch.autograd.Function):
         for block in _pieces(rows, outer):
             for piece in _pieces(block.stop - block.start, PROJECT_ROWS):
                 at = slice(block.start + piece.start, block.start + piece.stop)
-                some, penalties, gradient = of_piece(hidden[at], weight, targets[at], z_loss, with_grad)
+                out = None if d_logits is None else d_logits[piece]
+                some, penalties = of_piece(hidden[at], weight, targets[at], z_loss, out)
                 nll += some
                 penalty += penalties
-                if d_logits is not None and gradient is not None:
-                    d_logits[piece] = gradient
             if d_hidden is not None and d_logits is not None:
                 part = d_logits[: block.stop - block.start]
                 torch.mm(part, weight, out=d_hidden[block])
