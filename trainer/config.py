@@ -139,6 +139,7 @@ class TrainConfig(Settings):
     clip: float = Field(default=1.0, ge=0)  # largest gradient norm; 0: none
     z_loss: float = Field(default=0.0, ge=0)  # weight of mean(log Z squared); PaLM, section 5, has 1e-4
     mask_documents: bool = False  # attention stays inside a document
+    boundary_loss: bool = True  # also on a document's first token, which nothing but an end-of-text token foretells
 
     init_from: str = ""  # RUN, RUN@STEP, RUN@best or a checkpoint: fork that run (`fork.py`)
     seed: int = 1  # of the first weights and of the order of windows

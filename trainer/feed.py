@@ -7,10 +7,11 @@ the fork (`fork.py`); `Feed.begin` is the difference.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 import xxhash
 
 from gristmill.mixtures.consumption import Consumption
@@ -19,6 +20,7 @@ from gristmill.mixtures.plan import MixtureError, Plan
 from gristmill.tokenize.shards import TokenSet
 from gristmill.trainer import fork
 from gristmill.trainer.config import Run, TrainConfig, TrainError, course_key, run_key
+from gristmill.trainer.group import Group
 from gristmill.trainer.texts import sets_digest
 
 MAX_NAMED_DOCUMENTS = 20  # in a message about a bad batch
@@ -33,7 +35,13 @@ class Windows:
     ids: np.ndarray  # (n, seq_len + 1) int64
     targets: np.ndarray  # (n, seq_len) int64: the ids that follow; NO_TARGET where there is nothing to learn
     documents: np.ndarray | None  # (n, seq_len) int32, for attention that stays inside a document; None: it does not
-    predicted: int  # targets of the whole batch, all ranks together
+    predicted: int  # targets of the whole batch, all ranks together; with `boundary_loss: false` still those left out
+
+    def counted(self, group: Group) -> Windows:
+        """With `predicted` as the sum over ranks of the targets that are there. Collective."""
+        own = int((self.targets != NO_TARGET).sum()) if group.speaks else 0
+        total = group.sum(torch.tensor([own], dtype=torch.int64, device=group.device))
+        return replace(self, predicted=int(total))
 
 
 class Feed:
@@ -100,6 +108,8 @@ class Feed:
         size, windows = self.config.batch_windows, windows - self.begin
         for i, batch in enumerate(self.plan.loader(rank, world, size, windows)):
             targets = batch.tokens[:, 1:]
+            if not self.config.boundary_loss:
+                targets = np.where(batch.documents[:, 1:] == batch.documents[:, :-1], targets, NO_TARGET)
             if batch.predicted is not None:
                 targets = np.where(batch.predicted, targets, NO_TARGET)
             begin = windows + i * size

@@ -130,11 +130,18 @@ class Llama(nn.Module):
         super().__init__()
         assert min(shape.vocab_size, shape.kv_heads, shape.hidden) > 0, "a shape must be resolved before it is built"
         self.shape, self.dtype = shape, dtype
+        self.compiled = False
         self.tensor_mesh: DeviceMesh | None = None  # of the ranks that share the products of each block
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.width)
         self.layers = nn.ModuleList(Block(shape, recompute) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.width, shape.norm_eps)
         self.lm_head = None if shape.tied else Linear(shape.width, shape.vocab_size)
+
+    def compile_parts(self) -> None:
+        """torch.compile of each block, and of the loss. All blocks share what is compiled."""
+        for layer in self.layers:
+            layer.compile()
+        self.compiled = True
 
     @property
     def output_weight(self) -> Tensor:
@@ -173,8 +180,8 @@ class Llama(nn.Module):
         if each:
             return token_nll_each(x, weight, targets.flatten()).view_as(targets)
         if self.tensor_mesh is None:
-            return token_nll(x, weight, targets.flatten(), z_loss)
-        nll, penalty = token_nll(*part_of_rows(x, weight, targets.flatten(), self.tensor_mesh), z_loss)
+            return token_nll(x, weight, targets.flatten(), z_loss, self.compiled)
+        nll, penalty = token_nll(*part_of_rows(x, weight, targets.flatten(), self.tensor_mesh), z_loss, self.compiled)
         return sum_of_parts(nll, self.tensor_mesh), sum_of_parts(penalty, self.tensor_mesh)
 
 

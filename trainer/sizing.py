@@ -18,8 +18,9 @@ from dataclasses import dataclass
 
 import torch
 
+from gristmill.trainer.attention import LONGEST_BY_PRODUCTS
 from gristmill.trainer.config import ModelShape, TrainConfig, TrainError
-from gristmill.trainer.loss import GRADIENT_LOGITS, PROJECT_LOGITS
+from gristmill.trainer.loss import PROJECT_ROWS, rows_at_once
 from gristmill.trainer.model import count_parameters, flops_per_token, parameter_shapes
 from gristmill.trainer.recompute import Recompute
 
@@ -148,14 +149,18 @@ def memory(shape: ModelShape, config: TrainConfig) -> Memory:
     else:
         gathered = (outside + 2 * block) * size + block * 4  # the next block comes while one is computed
     tokens = (config.micro_windows or config.batch_windows // config.data_ranks) * config.seq_len
-    mask = config.seq_len * tokens if config.mask_documents and config.device == "cpu" else 0
+    mask: float = config.seq_len * tokens if config.mask_documents and config.device == "cpu" else 0
+    if config.compile and config.device == "cpu" and size == 2 and config.seq_len <= LONGEST_BY_PRODUCTS:
+        alive = shape.layers if config.recompute == "none" else 1
+        mask += alive * tokens * config.seq_len * shape.heads / config.tensor * size  # `attention` stores its shares
+    pieces = rows_at_once(tokens, shape.vocab_size) * size + 2 * PROJECT_ROWS * 4  # for each id of the vocabulary
     return Memory(
         parameters=count * 4 / shards,
         gradients=count * 4 / shards,
         optimizer=(count * 8 - muon * 4) / shards,
         gathered=gathered,
         activations=tokens * size * activation_values_of_all(shape, config) + mask,
-        loss=shape.vocab_size * shape.width * 4 + GRADIENT_LOGITS * size + 2 * PROJECT_LOGITS * 4,
+        loss=shape.vocab_size * (shape.width * 4 + pieces),
     )
 
 

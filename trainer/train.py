@@ -139,8 +139,7 @@ def prepare(run: Run, group: Group) -> Job:
     with torch.device("meta"):
         model = Llama(shape, DTYPES[config.dtype], config.recompute)
     if config.compile:
-        for layer in model.layers:
-            layer.compile()
+        model.compile_parts()
     shard(model, group)
     model.to_empty(device=group.device)
     initialise(model, config.seed)
@@ -251,6 +250,8 @@ def backward(job: Job, windows: Windows) -> Tensor:
 
 def step(job: Job, windows: Windows, stop: bool) -> Step:
     """Gradients of one batch, and the one sum over ranks that says what they are worth."""
+    if not job.config.boundary_loss:
+        windows = windows.counted(job.group)
     sums = backward(job, windows)
     tail = torch.tensor([float(stop)], dtype=torch.float64, device=sums.device)
     norm = squared_norm(job.optimizer.parameters.values(), job.group.world).to(sums.device)
