@@ -14,7 +14,6 @@ import torch
 from gristmill.trainer import checkpoint, metrics, saver, train
 from gristmill.trainer.checkpoint import CheckpointState, Progress
 from gristmill.trainer.config import TrainConfig, TrainError
-from gristmill.trainer.fork import find_checkpoint
 from gristmill.trainer.group import ALONE
 from gristmill.trainer.journal import JUDGED
 
@@ -78,7 +77,7 @@ def test_the_best_of_a_run_stay(tmp_path, make_run):
     assert list(scored) == [5, 10, 15, 20]
     best = sorted(scored, key=scored.__getitem__)[:2]
     assert names(tmp_path / "run") == [f"step-{step:08d}" for step in sorted({*best, 24})]
-    assert find_checkpoint(f"{tmp_path}/run@best").name == f"step-{best[0]:08d}"
+    assert checkpoint.find_checkpoint(f"{tmp_path}/run@best").name == f"step-{best[0]:08d}"
     state = checkpoint.read_state(checkpoint.folder_of(tmp_path / "run/checkpoints", best[0]))
     assert state.loss["evaluation"] == pytest.approx(scored[best[0]])
     losses = [line["loss"] for line in metrics.read(tmp_path / "run/metrics.jsonl")][: best[0]]
