@@ -2,12 +2,13 @@
 # make test    set up, then run the tests
 # make lint    ruff and mypy
 # make drill   kill workers, scheduler and driver of a demo run 30 times, and compare the bytes (about ten minutes)
+# make train-drill kill ranks and the agent of a training run 28 times, and compare the curve (about ten minutes)
 # make install the set-up alone: a virtual environment in .venv
 VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(abspath $(VENV))/bin
 
-.PHONY: install demo test drill lint clean
+.PHONY: install demo test drill train-drill lint clean
 .DEFAULT_GOAL := help
 
 help:
@@ -37,6 +38,10 @@ drill: install
 	$(BIN)/gristmill warmup
 	rm -rf build/drill
 	$(BIN)/python tools/drill.py --folder build/drill
+
+train-drill: install
+	rm -rf build/train-drill
+	$(BIN)/python tools/train_drill.py --folder build/train-drill --kills 20 --others 8
 
 # mypy sees the folders under their package names through a link.
 lint: install
