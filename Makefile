@@ -3,12 +3,13 @@
 # make lint    ruff and mypy
 # make drill   kill workers, scheduler and driver of a demo run 30 times, and compare the bytes (about ten minutes)
 # make train-drill kill ranks and the agent of a training run 28 times, and compare the curve (about ten minutes)
+# make false-positives TEXT='corpus/*.jsonl.gz'   how often an ablation tells copies of one mixture apart (some 20 minutes)
 # make install the set-up alone: a virtual environment in .venv
 VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(abspath $(VENV))/bin
 
-.PHONY: install demo test drill train-drill lint clean
+.PHONY: install demo test drill train-drill false-positives lint clean
 .DEFAULT_GOAL := help
 
 help:
@@ -42,6 +43,9 @@ drill: install
 train-drill: install
 	rm -rf build/train-drill
 	$(BIN)/python tools/train_drill.py --folder build/train-drill --kills 20 --others 8
+
+false-positives: install
+	$(BIN)/python tools/false_positives.py --text '$(TEXT)' --folder build/false_positives
 
 # mypy sees the folders under their package names through a link.
 lint: install

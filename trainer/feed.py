@@ -19,6 +19,7 @@ from gristmill.mixtures.plan import MixtureError, Plan
 from gristmill.tokenize.shards import TokenSet
 from gristmill.trainer import fork
 from gristmill.trainer.config import Run, TrainConfig, TrainError, course_key, run_key
+from gristmill.trainer.texts import sets_digest
 
 MAX_NAMED_DOCUMENTS = 20  # in a message about a bad batch
 COUNTED_WINDOWS = 1 << 20  # at a time
@@ -68,7 +69,7 @@ class Feed:
     @property
     def key(self) -> str:
         """Identity of what the run comes to, scores included."""
-        return run_key(self.config, self._data)
+        return run_key(self.config, self._data, sets_digest(self.config.evaluation_sets))
 
     def prefix(self, windows: int) -> str:
         """Identity of the first `windows` windows."""
@@ -172,8 +173,7 @@ def open_feed(run: Run, tokens: TokenSet) -> Feed:
     mixture = Mixture.load(str(Path(run.mixture)))
     trunk = fork.trunk_of(run)
     if trunk is None:
-        plan = mixture.plan(tokens, seq_len=config.seq_len, budget_tokens=config.total_tokens, seed=config.seed)
-        return Feed(plan, config)
+        return Feed(_from_the_beginning(mixture, tokens, config), config)
     fork.check(trunk, config, tokens.manifest.tokenizer_xxh3)
     for origin in (None, *fork.ancestors(trunk)):
         try:
@@ -188,12 +188,24 @@ def open_feed(run: Run, tokens: TokenSet) -> Feed:
 def _from(
     origin: fork.Trunk | None, mixture: Mixture, tokens: TokenSet, config: TrainConfig, trunk: fork.Trunk
 ) -> Feed:
-    begin = 0 if origin is None else origin.windows
+    if origin is None:
+        return Feed(_from_the_beginning(mixture, tokens, config), config, trunk)
     plan = mixture.plan(
         tokens,
         seq_len=config.seq_len,
-        budget_tokens=config.total_tokens - begin * config.seq_len,
+        budget_tokens=config.total_tokens - origin.windows * config.seq_len,
         seed=config.seed,
-        continue_from=None if origin is None else origin.used,
+        continue_from=origin.used,
+        target_tokens=config.target_tokens,
     )
     return Feed(plan, config, trunk, origin)
+
+
+def _from_the_beginning(mixture: Mixture, tokens: TokenSet, config: TrainConfig) -> Plan:
+    return mixture.plan(
+        tokens,
+        seq_len=config.seq_len,
+        budget_tokens=config.total_tokens,
+        seed=config.seed,
+        target_tokens=config.target_tokens,
+    )

@@ -46,7 +46,6 @@ import orjson
 import psutil
 import torch
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 
 from gristmill.mixtures.consumption import CONSUMPTION_FILE
 from gristmill.mixtures.plan import MixtureError
@@ -78,8 +77,9 @@ from gristmill.trainer.optim import (
     scale_gradients,
     squared_norm,
 )
+from gristmill.trainer.parallel import defer_sums
 from gristmill.trainer.saver import Saver
-from gristmill.trainer.score import score
+from gristmill.trainer.score import Yardstick, score, yardstick
 from gristmill.trainer.sizing import device_peak, peak_memory
 from gristmill.trainer.tracing import tracing
 
@@ -118,6 +118,11 @@ class Job:
     def flops_per_step(self) -> float:
         return flops_per_token(self.model.shape, self.config.seq_len) * self.config.tokens_per_step
 
+    @cached_property
+    def yardstick(self) -> Yardstick:
+        """Documents that are scored, encoded once."""
+        return yardstick(self.tokens, self.config)
+
 
 def say(text: str) -> None:
     """One line for the log; every rank may speak, the leader does. A full disk does not end the run here."""
@@ -132,7 +137,7 @@ def prepare(run: Run, group: Group) -> Job:
     feed = open_feed(run, tokens)
     shape = config.shape.resolved(tokens.vocab_size)
     with torch.device("meta"):
-        model = Llama(shape, DTYPES[config.dtype])
+        model = Llama(shape, DTYPES[config.dtype], config.recompute)
     if config.compile:
         for layer in model.layers:
             layer.compile()
@@ -229,14 +234,13 @@ def backward(job: Job, windows: Windows) -> Tensor:
     """Gradients of this rank's windows -> (2,) float64: summed nats, summed z penalty.
 
     The loss is the sum over this rank's targets divided by the targets of the whole batch: exact whatever the ranks
-    and micro-batches. FSDP averages gradients over ranks, so the loss is scaled back up.
+    and micro-batches. Gradients are averaged over the ranks that read different windows, so the loss is scaled back up.
     """
     config, group = job.config, job.group
     micro = config.micro_windows or len(windows.ids)
     sums = torch.zeros(2, dtype=torch.float64, device=group.device)
     for start in range(0, len(windows.ids), micro):
-        if isinstance(job.model, FSDPModule):
-            job.model.set_requires_gradient_sync(start + micro >= len(windows.ids))
+        defer_sums(job.model, start + micro < len(windows.ids))
         part, targets, owners = (
             None if array is None else torch.from_numpy(array[start : start + micro]).to(group.device)
             for array in (windows.ids, windows.targets, windows.documents)
@@ -244,16 +248,16 @@ def backward(job: Job, windows: Windows) -> Tensor:
         assert part is not None
         assert targets is not None
         nll, penalty = job.model(part[:, :-1], targets.contiguous(), owners, config.z_loss)
-        (nll * (group.world / max(windows.predicted, 1))).backward()
+        (nll * (group.data_world / max(windows.predicted, 1))).backward()
         sums += torch.stack([nll.detach(), penalty]).double()
-    return sums
+    return sums if group.speaks else torch.zeros_like(sums)
 
 
 def step(job: Job, windows: Windows, stop: bool) -> Step:
     """Gradients of one batch, and the one sum over ranks that says what they are worth."""
     sums = backward(job, windows)
     tail = torch.tensor([float(stop)], dtype=torch.float64, device=sums.device)
-    norm = squared_norm(job.optimizer.parameters.values()).to(sums.device)
+    norm = squared_norm(job.optimizer.parameters.values(), job.group.world).to(sums.device)
     sums = job.group.sum(torch.cat([sums, norm[None], tail]))
     nll, penalty, squared, stops = sums.tolist()
     targets = max(windows.predicted, 1)
@@ -297,7 +301,7 @@ def loop(job: Job) -> bool:
 
 def _steps(job: Job, stop: StopRequest, traced: Callable[[], None]) -> bool:
     config, group, progress = job.config, job.group, job.progress
-    batches = job.feed.batches(group.rank, group.world, progress.windows)
+    batches = job.feed.batches(group.data_rank, group.data_world, progress.windows)
     try:
         while progress.step < config.total_steps:
             began = time.perf_counter()
@@ -312,8 +316,10 @@ def _steps(job: Job, stop: StopRequest, traced: Callable[[], None]) -> bool:
                 line["padding_share"] = round(1 - windows.predicted / config.tokens_per_step, 6)
             last = progress.step == config.total_steps
             if _due(config.eval_every, progress.step) and not last:
-                scores = score(job.model, job.tokens, config, group, progress.step)
+                scores = score(job.model, job.yardstick, group, progress.step)
                 line["bits_per_byte"] = scores.bits_per_byte
+                if scores.sets:
+                    line["evaluation_sets"] = scores.of_sets
             if job.journal is not None:
                 job.journal.add(line)
             refuse_more(job)
@@ -389,7 +395,7 @@ def _line(job: Job, outcome: Step, lr: float, seconds: float) -> dict[str, Any]:
 def finish(job: Job, seconds: float) -> None:
     """Scores the model and says that the run is done, in this order."""
     config, key = job.config, job.feed.key
-    scores = score(job.model, job.tokens, config, job.group, job.progress.step, key)
+    scores = score(job.model, job.yardstick, job.group, job.progress.step, key)
     if not job.group.leads:
         return
     publish_bytes(str(job.out / SCORES_FILE), scores.encoded())
@@ -405,6 +411,8 @@ def finish(job: Job, seconds: float) -> None:
         "sources": job.feed.consumed(job.progress.windows),
         "bits_per_byte": scores.bits_per_byte,
     }
+    if scores.sets:
+        done["evaluation_sets"] = scores.of_sets
     if job.feed.packed:
         done["padding_share"] = job.feed.padding_share(job.progress.windows)
     publish_bytes(str(job.out / DONE_FILE), orjson.dumps(done, option=orjson.OPT_INDENT_2))

@@ -123,7 +123,7 @@ def test_a_batch_whose_loss_is_no_number(tmp_path, make_run, monkeypatch):
 
     forward.calls = 0
     monkeypatch.setattr(train.Llama, "forward", forward)
-    monkeypatch.setattr(train, "score", lambda *args: SimpleNamespace(encoded=lambda: b"", bits_per_byte={}))
+    monkeypatch.setattr(train, "score", lambda *args: SimpleNamespace(encoded=lambda: b"", bits_per_byte={}, sets={}))
     train.work(run, ALONE)
     curve = metrics.read(tmp_path / "run/metrics.jsonl")
     assert [(line["step"], line["loss"]) for line in curve if line.get("skipped")] == [(9, None)]
