@@ -87,11 +87,20 @@ def read_state(folder: Path) -> CheckpointState:
         raise TrainError(f"{folder}: not a sound checkpoint: {error}. Name another one.") from error
 
 
+def step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
+
+
 def by_loss(folders: list[Path], measure: str) -> list[Path]:
-    """Those that have the measure, the best first; of equals the later one."""
-    rated = [
-        (state.loss[measure], -state.progress.step, f) for f in folders if measure in (state := read_state(f)).loss
-    ]
+    """Those that have the measure, the best first; of equals the later one. Damaged ones are left out."""
+    rated = []
+    for folder in folders:
+        try:
+            loss = read_state(folder).loss
+        except TrainError:
+            continue
+        if measure in loss:
+            rated.append((loss[measure], -step_of(folder), folder))
     return [folder for _, _, folder in sorted(rated)]
 
 
@@ -135,7 +144,7 @@ def find_checkpoint(named: str) -> Path:
     if mark == BEST:
         return best(root).resolve()
     if not mark.isdigit() or folder_of(root, int(mark)) not in found:
-        steps = ", ".join(str(int(folder.name.removeprefix("step-"))) for folder in found)
+        steps = ", ".join(str(step_of(folder)) for folder in found)
         raise TrainError(
             f"{named}: there is no checkpoint of that step. {path} has {steps}. `keep_every` and `keep_last` say which "
             "a run keeps."

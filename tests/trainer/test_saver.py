@@ -59,6 +59,10 @@ def test_of_equal_ones_the_later_is_better(tmp_path):
     folders = [pretend(tmp_path, step, training=2.0) for step in (1, 2)]
     assert checkpoint.by_loss(folders, "training") == folders[::-1]
     assert checkpoint.by_loss(folders, "evaluation") == []
+    (pretend(tmp_path, 3, training=1.0) / "state.json").write_text("{")
+    assert (
+        checkpoint.by_loss(checkpoint.complete(tmp_path), "training") == folders[::-1]
+    )  # a damaged one is no candidate
     bare = pretend(tmp_path / "bare", 1)
     with pytest.raises(TrainError, match="no checkpoint says how good it is"):
         checkpoint.best(bare.parent)
