@@ -182,6 +182,9 @@ def train(
     plan: Annotated[bool, typer.Option("--plan", help="Train nothing: print size, compute, time and memory.")] = False,
     gpu: Annotated[str, typer.Option("--gpu", help="Of the plan: the GPU of each rank.")] = "h100",
     mfu: Annotated[float, typer.Option("--mfu", help="Of the plan: share of the GPU's peak that is reached.")] = 0.4,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Write traces of a few steps by PyTorch's profiler into the run's folder.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train one model on a mixture and score it on held-out documents; or with --plan, say what that would take."""
@@ -191,6 +194,8 @@ def train(
     from gristmill.trainer.launch import run
 
     settings = _settings(config, begin_from, branch_tokens)
+    if profile:
+        settings = settings.model_copy(update={"profile": True})
     if plan:
         _show_sizing(settings, tokens, gpu, mfu, as_json)
         return

@@ -3,7 +3,8 @@
     python tools/train_drill.py --folder build/train-drill            # 20 kills of a rank, 6 other faults
 
 A seeded hand picks the step, the moment within it, and the rank. Faults after the first `--kills` are, in turn: kill -9
-of torchrun's agent, SIGTERM to it followed by the same command, and kill -9 of all ranks at once. A run that ends
+of torchrun's agent, SIGTERM to it followed by the same command, kill -9 of all ranks at once, and of a rank twice, the
+second time while it may still be starting. A run that ends
 before the last fault is followed by one in a folder of its own. The model is tiny and its text is made up, so that
 faults fall everywhere: start-up, steps, checkpoints, scores.
 
@@ -19,8 +20,10 @@ import json
 import random
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -35,7 +38,8 @@ from gristmill.trainer.config import TrainConfig, TrainError
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMING = {"tokens_per_s", "mfu", "memory_bytes"}
-OTHERS = ("agent", "SIGTERM", "all ranks")
+OTHERS = ("agent", "SIGTERM", "all ranks", "rank, and one that starts")
+STARTING_S = (0.5, 6.0)  # after a kill: when the next one falls on a rank that starts
 
 
 def data(folder: Path) -> tuple[Path, Path]:
@@ -69,7 +73,7 @@ def processes(agent: bool) -> list[psutil.Process]:
             line = child.cmdline()
         except psutil.Error:
             continue
-        if "gristmill.trainer.train" in line and ("torch.distributed.run" in line) == agent:
+        if "gristmill.trainer.train" in line and ("gristmill.trainer.agent" in line) == agent:
             found.append(child)
     return found
 
@@ -83,18 +87,25 @@ class Hand:
     say: Callable[[str], None]
     recovered_s: list[tuple[str, float]] = field(default_factory=list)
     next_step: int = 0
-    struck: tuple[str, float] | None = None
+    last_step: int = 0
+    struck: tuple[str, int, float] | None = None  # kind, step, when
+    back: bool = False  # whether a restart was seen since
 
     def plan(self, after: int) -> None:
         self.next_step = after + self.rng.randint(2, 40)
 
     def watch(self, line: dict[str, Any]) -> None:
+        """A restart reads metrics.jsonl from its beginning again: the step goes back. It has come back for good when
+        the step of the fault is done again."""
         step = int(line["step"])
+        went_back, self.last_step = step <= self.last_step, step
         if self.struck is not None:
-            kind, when = self.struck
-            self.recovered_s.append((kind, round(time.monotonic() - when, 2)))
-            self.struck = None
-            self.plan(step)
+            kind, when_step, when = self.struck
+            self.back |= went_back
+            if self.back and step >= when_step:
+                self.recovered_s.append((kind, round(time.monotonic() - when, 2)))
+                self.struck = None
+                self.plan(step)
         elif self.faults and step >= self.next_step:
             self.strike(step)
 
@@ -104,13 +115,21 @@ class Hand:
         victims = processes(agent=kind in ("agent", "SIGTERM"))
         if not victims:
             return
-        if kind == "rank":
+        if kind.startswith("rank"):
             victims = [self.rng.choice(victims)]
         for victim in victims:
             victim.send_signal(signal.SIGTERM if kind == "SIGTERM" else signal.SIGKILL)
+        if kind == "rank, and one that starts":
+            threading.Timer(self.rng.uniform(*STARTING_S), self.strike_again).start()
         self.faults.pop(0)
-        self.struck = kind, time.monotonic()
+        self.struck, self.back = (kind, step, time.monotonic()), False
         self.say(f"step {step}: {kind}")
+
+    def strike_again(self) -> None:
+        ranks = processes(agent=False)
+        if ranks:
+            with suppress(psutil.NoSuchProcess):
+                self.rng.choice(ranks).kill()
 
 
 def drill(
@@ -129,6 +148,7 @@ def drill(
         runs += 1
         out = folder / f"run-{runs}"
         hand.plan(0)
+        hand.last_step = 0
         try:
             while launch.run(config, str(mixture), str(tokens), str(out), hand.watch).status == "stopped":
                 say("the same command again")
@@ -144,7 +164,7 @@ def drill(
     }
     return {
         "passed": not problems,
-        "faults": kills + others,
+        "faults": kills + others - len(hand.faults),
         "came_back": {kind: len(each) for kind, each in seconds.items()},
         "median_seconds": {kind: median(each) for kind, each in seconds.items()},
         "worst_seconds": {kind: max(each) for kind, each in seconds.items()},

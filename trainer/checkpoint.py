@@ -39,6 +39,7 @@ from gristmill.trainer.optim import AdamW, local
 STATE_FILE = "state.json"
 FORMAT_VERSION = 1
 DAMAGED = ".damaged"
+BEST = "best"  # of RUN@best
 
 
 class Progress(BaseModel):
@@ -86,11 +87,20 @@ def read_state(folder: Path) -> CheckpointState:
         raise TrainError(f"{folder}: not a sound checkpoint: {error}. Name another one.") from error
 
 
+def step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
+
+
 def by_loss(folders: list[Path], measure: str) -> list[Path]:
-    """Those that have the measure, the best first; of equals the later one."""
-    rated = [
-        (state.loss[measure], -state.progress.step, f) for f in folders if measure in (state := read_state(f)).loss
-    ]
+    """Those that have the measure, the best first; of equals the later one. Damaged ones are left out."""
+    rated = []
+    for folder in folders:
+        try:
+            loss = read_state(folder).loss
+        except TrainError:
+            continue
+        if measure in loss:
+            rated.append((loss[measure], -step_of(folder), folder))
     return [folder for _, _, folder in sorted(rated)]
 
 
@@ -104,6 +114,42 @@ def best(root: Path) -> Path:
     if not found:
         raise TrainError(f"{root}: no checkpoint says how good it is. Name one by its step.")
     return found[0]
+
+
+def split_mark(named: str) -> tuple[Path, str]:
+    """RUN@MARK -> (path, mark); a folder whose name has an @ is meant where it exists, and the mark is empty."""
+    path, at, mark = named.rpartition("@")
+    if not at or Path(named).exists():
+        return Path(named), ""
+    return Path(path), mark
+
+
+def find_checkpoint(named: str) -> Path:
+    """RUN (its newest checkpoint), RUN@STEP, RUN@best, or a checkpoint -> its folder.
+
+    Raises TrainError where there is none, with those that there are.
+    """
+    path, mark = split_mark(named)
+    if (path / STATE_FILE).exists() and not mark:
+        return path.resolve()
+    root = path / "checkpoints"
+    found = complete(root)
+    if not found:
+        raise TrainError(
+            f"{named}: neither a training run with a checkpoint nor a checkpoint. Name the folder that `gristmill "
+            "train --out` wrote, or a step below its `checkpoints`."
+        )
+    if not mark:
+        return found[-1].resolve()
+    if mark == BEST:
+        return best(root).resolve()
+    if not mark.isdigit() or folder_of(root, int(mark)) not in found:
+        steps = ", ".join(str(step_of(folder)) for folder in found)
+        raise TrainError(
+            f"{named}: there is no checkpoint of that step. {path} has {steps}. `keep_every` and `keep_last` say which "
+            "a run keeps."
+        )
+    return folder_of(root, int(mark)).resolve()
 
 
 def tensors_of(model: Llama, optimizer: AdamW | Muon) -> dict[str, Any]:

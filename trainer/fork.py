@@ -26,12 +26,11 @@ from gristmill.mixtures.consumption import CONSUMPTION_FILE, Consumption
 from gristmill.stages.documents import Settings
 from gristmill.stages.shards import publish_bytes
 from gristmill.trainer import metrics
-from gristmill.trainer.checkpoint import STATE_FILE, best, complete, folder_of, read_state
+from gristmill.trainer.checkpoint import STATE_FILE, find_checkpoint, read_state, split_mark
 from gristmill.trainer.config import RUN_FILE, Run, TrainConfig, TrainError
 from gristmill.trainer.optim import warmup_steps
 
 FORK_FILE = "fork.json"
-BEST = "best"
 
 
 class Trunk(Settings):
@@ -52,37 +51,8 @@ class Trunk(Settings):
 
 def full_name(init_from: str) -> str:
     """The same with an absolute path."""
-    path, mark = _split(init_from)
+    path, mark = split_mark(init_from)
     return f"{path.resolve()}@{mark}" if mark else str(path.resolve())
-
-
-def _split(init_from: str) -> tuple[Path, str]:
-    """-> (path, what stands behind the last @). A folder whose name has an @ is meant where it exists."""
-    path, at, mark = init_from.rpartition("@")
-    if not at or Path(init_from).exists():
-        return Path(init_from), ""
-    return Path(path), mark
-
-
-def find_checkpoint(init_from: str) -> Path:
-    """The folder of the checkpoint. Raises TrainError where there is none, with those that there are."""
-    path, mark = _split(init_from)
-    if (path / STATE_FILE).exists() and not mark:
-        return path.resolve()
-    found = complete(path / "checkpoints")
-    steps = ", ".join(str(int(folder.name.removeprefix("step-"))) for folder in found)
-    if not found:
-        raise TrainError(f"init_from: {init_from}: no training run with a checkpoint, and no checkpoint.")
-    if not mark:
-        return found[-1].resolve()
-    if mark == BEST:
-        return best(path / "checkpoints").resolve()
-    if not mark.isdigit() or folder_of(path / "checkpoints", int(mark)) not in found:
-        raise TrainError(
-            f"init_from: {init_from}: there is no checkpoint of that step. {path} has {steps}. A trunk keeps the "
-            "checkpoints to fork from with a larger `keep_last`."
-        )
-    return folder_of(path / "checkpoints", int(mark)).resolve()
 
 
 def find_trunk(init_from: str) -> Trunk:

@@ -15,7 +15,7 @@ from typing import Any, Self
 from gristmill.trainer.config import TrainConfig, TrainError
 from gristmill.trainer.feed import MAX_NAMED_DOCUMENTS, Feed
 from gristmill.trainer.metrics import METRICS_FILE, LinesFile
-from gristmill.trainer.spikes import WINDOW, SpikeDetector, SpikeLog
+from gristmill.trainer.spikes import SpikeDetector, SpikeLog
 from gristmill.trainer.trackers import open_trackers, values_of
 
 JUDGED = 50  # steps whose mean loss is a checkpoint's training loss
@@ -27,7 +27,7 @@ class Journal:
     def __init__(self, out: Path, step: int, feed: Feed, config: TrainConfig, say: Callable[[str], None]):
         self._feed, self._config, self._say = feed, config, say
         self._file = LinesFile(out / METRICS_FILE, step)
-        losses = [line["loss"] for line in self._file.kept[-WINDOW:] if line.get("loss") is not None]
+        losses = [line["loss"] for line in self._file.recent if line.get("loss") is not None]
         self._recent: deque[float] = deque(losses, maxlen=JUDGED)
         self._detector = SpikeDetector(config.spike_threshold, losses)
         self._spikes = SpikeLog(out, step)

@@ -52,6 +52,8 @@ from gristmill.trainer.trackers import require
 POLL_S = 0.1
 STOP_PATIENCE_S = 30.0  # after SIGTERM, for the last checkpoint
 LOG_TAIL = 25  # lines in an error
+# Exit codes of what was asked to stop before the ranks could see to it themselves: by a signal, or by `agent.py`.
+ASKED = {code for number in (signal.SIGTERM, signal.SIGINT) for code in (-number, 128 + number)}
 CHATTER = ("NOTE: Redirects are currently not supported", "[W", "W1", "*****", "Setting OMP_NUM_THREADS")
 
 OnProgress = Callable[[dict[str, Any]], None]
@@ -61,7 +63,7 @@ OnProgress = Callable[[dict[str, Any]], None]
 class Outcome:
     """How a run ended."""
 
-    status: Literal["done", "stopped"]  # stopped: by a signal, with a checkpoint to go on from
+    status: Literal["done", "stopped"]  # stopped: by a signal; the same command goes on
     out: Path
     done: dict[str, Any]  # done.json; empty when stopped
     scores: Scores | None
@@ -115,7 +117,8 @@ def _see_through(config: TrainConfig, folder: Path, follower: Follower, on_progr
                 _report(follower, on_progress)
                 time.sleep(POLL_S)
         _report(follower, on_progress)
-        if process.returncode == 0 or any((folder / name).exists() for name in (FAILED_FILE, STOPPED_FILE)):
+        said = any((folder / name).exists() for name in (FAILED_FILE, STOPPED_FILE))
+        if said or process.returncode == 0 or process.returncode in ASKED:
             return process.returncode
         # torchrun has tried `max_restarts` times before it ends with 1; a signal ended torchrun itself.
         spent = config.ranks > 1 and process.returncode > 0
@@ -140,7 +143,7 @@ def command(config: TrainConfig, folder: Path) -> list[str]:
     return [
         sys.executable,
         "-m",
-        "torch.distributed.run",
+        "gristmill.trainer.agent",
         "--nnodes=1",
         "--rdzv-backend=c10d",
         "--rdzv-endpoint=127.0.0.1:0",  # a free port; `--standalone` would look up the host's name
@@ -220,7 +223,7 @@ def _outcome(folder: Path, code: int, config: TrainConfig) -> Outcome:
     try:
         done = orjson.loads((folder / DONE_FILE).read_bytes())
     except FileNotFoundError:
-        if (folder / STOPPED_FILE).exists():
+        if code in ASKED or (folder / STOPPED_FILE).exists():
             return Outcome("stopped", folder, {}, None)
         raise TrainError(
             f"{folder}: training ended with {_ending(code)} and was started again at most {config.max_restarts} times. "

@@ -9,6 +9,7 @@ from typing import IO, Any
 import orjson
 
 METRICS_FILE = "metrics.jsonl"
+RECENT = 128  # lines of before a restart that are kept in memory
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -24,9 +25,10 @@ class LinesFile:
 
     def __init__(self, path: Path, step: int):
         self.path = path
-        self.kept = [line for line in read(path) if line["step"] <= step]
+        kept = [line for line in read(path) if line["step"] <= step]
+        self.recent = kept[-RECENT:]
         temporary = path.with_name(path.name + ".tmp")
-        temporary.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in self.kept))
+        temporary.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in kept))
         os.replace(temporary, path)
         self._file: IO[bytes] = path.open("ab", buffering=0)
 

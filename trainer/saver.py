@@ -27,8 +27,8 @@ from gristmill.trainer.checkpoint import (
     CheckpointState,
     by_loss,
     complete,
-    read_state,
     refuse_infinite,
+    step_of,
     tensors_of,
     write,
 )
@@ -46,7 +46,7 @@ def kept(root: Path, config: TrainConfig) -> set[Path]:
     found = complete(root)
     stay = set(found[-config.keep_last :])
     if config.keep_every:
-        stay |= {f for f in found if read_state(f).progress.step % config.keep_every == 0}
+        stay |= {f for f in found if step_of(f) % config.keep_every == 0}
     if config.keep_best:
         stay |= set(by_loss(found, config.best_by)[: config.keep_best])
     return stay

@@ -22,10 +22,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gristmill.trainer.metrics import LinesFile
+from gristmill.trainer.metrics import RECENT, LinesFile
 
 SPIKES_FILE = "spikes.jsonl"
-WINDOW = 128  # steps
+WINDOW = RECENT  # steps
 FEWEST = 32  # steps before anything is called a spike
 NORMAL = 1.4826  # standard deviations in one median absolute deviation
 LEAST_DEVIATION = 0.005  # of the median: where losses hardly differ, a tiny step is no spike

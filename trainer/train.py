@@ -181,13 +181,18 @@ def begin_fork(
     return progress
 
 
+def abandoned() -> bool:
+    """Whether the process that launched the run is gone."""
+    launcher = os.environ.get(LAUNCHER)
+    return launcher is not None and not psutil.pid_exists(int(launcher))
+
+
 class StopRequest:
     """Remembers SIGTERM, SIGINT, and the loss of the parent or of the launcher, until the step is done."""
 
     def __init__(self) -> None:
         self._signalled = False
         self._parent = os.getppid()
-        self._launcher = os.environ.get(LAUNCHER)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self._signalled = True
@@ -207,8 +212,7 @@ class StopRequest:
     @property
     def orphaned(self) -> bool:
         """Whether nobody is there who waits for this run: it saves, but was not asked to stop."""
-        gone = self._launcher is not None and not psutil.pid_exists(int(self._launcher))
-        return gone or os.getppid() != self._parent
+        return abandoned() or os.getppid() != self._parent
 
 
 @dataclass(frozen=True)
@@ -480,6 +484,8 @@ def main(arguments: list[str] | None = None) -> int:
     failed = Path(run.out) / FAILED_FILE
     if failed.exists() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
         return 0  # the group failed for good; the ranks that were cut off by it need not try
+    if abandoned():
+        return 0  # an agent that outlived its launcher started this
     time.sleep(pause(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))))
     torch.set_num_threads(run.config.threads)
     group = None

@@ -137,8 +137,8 @@ def test_a_branch_uses_nothing_again_of_the_trunk(make_run, tmp_path, trunk, ske
 @pytest.mark.parametrize(
     ("where", "change", "message"),
     [
-        ("@7", {}, r"no checkpoint of that step.* has 5, 10, 15, 20\. .*keep_last"),
-        ("/nowhere", {}, "no training run with a checkpoint"),
+        ("@7", {}, r"no checkpoint of that step.* has 5, 10, 15, 20\. `keep_every`"),
+        ("/nowhere", {}, "neither a training run with a checkpoint nor a checkpoint"),
         ("@10", {"steps": 10}, "after step 10, but the run ends with step 10"),
         ("@10", {"batch_windows": 4}, r"batch_windows 8 \(here 4\)"),
         ("@10", {"optimizer": "muon", "seed": 3}, r"optimizer adamw \(here muon\), seed 1 \(here 3\)"),

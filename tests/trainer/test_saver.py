@@ -14,7 +14,6 @@ import torch
 from gristmill.trainer import checkpoint, metrics, saver, train
 from gristmill.trainer.checkpoint import CheckpointState, Progress
 from gristmill.trainer.config import TrainConfig, TrainError
-from gristmill.trainer.fork import find_checkpoint
 from gristmill.trainer.group import ALONE
 from gristmill.trainer.journal import JUDGED
 
@@ -60,6 +59,10 @@ def test_of_equal_ones_the_later_is_better(tmp_path):
     folders = [pretend(tmp_path, step, training=2.0) for step in (1, 2)]
     assert checkpoint.by_loss(folders, "training") == folders[::-1]
     assert checkpoint.by_loss(folders, "evaluation") == []
+    (pretend(tmp_path, 3, training=1.0) / "state.json").write_text("{")
+    assert (
+        checkpoint.by_loss(checkpoint.complete(tmp_path), "training") == folders[::-1]
+    )  # a damaged one is no candidate
     bare = pretend(tmp_path / "bare", 1)
     with pytest.raises(TrainError, match="no checkpoint says how good it is"):
         checkpoint.best(bare.parent)
@@ -78,7 +81,7 @@ def test_the_best_of_a_run_stay(tmp_path, make_run):
     assert list(scored) == [5, 10, 15, 20]
     best = sorted(scored, key=scored.__getitem__)[:2]
     assert names(tmp_path / "run") == [f"step-{step:08d}" for step in sorted({*best, 24})]
-    assert find_checkpoint(f"{tmp_path}/run@best").name == f"step-{best[0]:08d}"
+    assert checkpoint.find_checkpoint(f"{tmp_path}/run@best").name == f"step-{best[0]:08d}"
     state = checkpoint.read_state(checkpoint.folder_of(tmp_path / "run/checkpoints", best[0]))
     assert state.loss["evaluation"] == pytest.approx(scored[best[0]])
     losses = [line["loss"] for line in metrics.read(tmp_path / "run/metrics.jsonl")][: best[0]]
