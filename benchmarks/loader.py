@@ -39,7 +39,7 @@ import pyarrow as pa
 import xxhash
 from common import OURS, Figure, arguments, compared, in_own_process, peer, rounds, show
 
-from gristmill.mixtures import kernels
+from gristmill.mixtures import kernels, window_kernels
 from gristmill.mixtures.mixture import Mixture
 from gristmill.tokenize.blocks import metadata_of
 from gristmill.tokenize.pieces import index_bytes
@@ -99,6 +99,7 @@ def make_tokens(folder: Path, megabytes: float) -> None:
 
 def plan_of(folder: Path, windows: int) -> Any:
     kernels.warm()
+    window_kernels.warm()
     mixture = Mixture(name="benchmark", sources={"web": 0.7, "code": 0.3}, max_epochs=1000)
     return mixture.plan(TokenSet.open(folder), SEQ_LEN, windows * SEQ_LEN, seed=1)
 
@@ -229,6 +230,7 @@ def loaders(skip: list[str]) -> tuple[dict[str, Loader], dict[str, Loader]]:
 
 def figures(options: argparse.Namespace) -> Iterator[Figure]:
     kernels.warm()
+    window_kernels.warm()
     yield from order_figures()
     yield from start_figures(options.documents, options.rounds, options.skip)
     ways, peers = loaders(options.skip)

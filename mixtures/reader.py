@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from gristmill.mixtures.kernels import gather, gather_pieces, number_ranges
 from gristmill.mixtures.packing import Packing
 from gristmill.mixtures.plan import Plan
 from gristmill.mixtures.selection import SelectedTokens
+from gristmill.mixtures.window_kernels import gather, gather_pieces, number_ranges
 
 FEW_WINDOWS = 8  # below it, looking up addresses costs more than reading window by window
 

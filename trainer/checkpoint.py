@@ -18,13 +18,13 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import orjson
 import torch
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
@@ -38,6 +38,7 @@ from gristmill.trainer.optim import AdamW, local
 
 STATE_FILE = "state.json"
 FORMAT_VERSION = 1
+DAMAGED = ".damaged"
 
 
 class Progress(BaseModel):
@@ -105,7 +106,7 @@ def best(root: Path) -> Path:
     return found[0]
 
 
-def _tensors(model: Llama, optimizer: AdamW | Muon) -> dict[str, Any]:
+def tensors_of(model: Llama, optimizer: AdamW | Muon) -> dict[str, Any]:
     """The tensors themselves, not copies: a load fills them in place."""
     return {
         "model": {name: p.detach() for name, p in model.named_parameters()},
@@ -144,61 +145,103 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def save(
-    root: Path,
-    model: Llama,
-    optimizer: AdamW | Muon,
-    state: CheckpointState,
-    group: Group,
-    keep_last: int,
-    extra: Mapping[str, bytes] = MappingProxyType({}),
-) -> Path:
-    """Writes a checkpoint and removes older ones than the last `keep_last`. All ranks call it together.
+def refuse_infinite(root: Path, step: int, tensors: Mapping[str, Any], group: Group) -> None:
+    """Raises TrainError where a parameter or a moment is not finite: such a state must never push a sound one out.
 
-    state: all but `files`. extra: small files that go with it, by name; the leader's count.
-
-    Raises OSError where the disk refuses (the folder is cleaned up; older checkpoints stay), TrainError where a
-    parameter is not finite: such a checkpoint must never push a sound one out.
+    tensors: as `tensors_of`. All ranks together.
     """
-    finite = all(bool(torch.isfinite(local(p.detach())).all()) for p in model.parameters())
+    finite = all(bool(torch.isfinite(local(tensor)).all()) for tensor in _leaves(tensors))
     if not all(group.gather(finite)):
         raise TrainError(
-            f"{root}: after step {state.progress.step} a parameter is not finite, so nothing was saved; the last "
+            f"{root}: after step {step} a parameter or a moment is not finite, so nothing was saved; the last "
             "checkpoint is sound. Lower the learning rate or the clip, and run again: training goes on from there."
         )
+
+
+def _leaves(tensors: Mapping[str, Any]) -> Iterator[Tensor]:
+    for value in tensors.values():
+        if isinstance(value, Tensor):
+            yield value
+        else:
+            yield from _leaves(value)
+
+
+def write(
+    root: Path, tensors: dict[str, Any], state: CheckpointState, extra: Mapping[str, bytes], group: Group
+) -> Path:
+    """Writes one checkpoint. All ranks call it together, on any thread whose `group` no other thread talks over.
+
+    state: all but `files`. extra: small files that go with it, by name; the leader's count. Raises OSError where the
+    disk refuses, on all ranks alike: what was written is cleaned up, older checkpoints stay.
+    """
     target = folder_of(root, state.progress.step)
     work = root / f"{target.name}.tmp"
-    if group.leads:
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir(parents=True)
-    group.gather(None)
     problem = ""
-    try:
-        for name in extra if group.leads else ():
-            (work / name).write_bytes(extra[name])
-        tensors = _tensors(model, optimizer)
-        with _alone_is_fine():
-            save_tensors(tensors, storage_writer=FileSystemWriter(work), no_dist=group.mesh is None)
-        names = [path.name for path in work.iterdir()]
-        digests = {name: _digest(work / name) for name in _mine(names, group)}
-    except (OSError, CheckpointException, RuntimeError) as error:
-        problem, digests = f"{type(error).__name__}: {error}", {}
+    digests: dict[str, tuple[int, str]] = {}
+    if group.leads:
+        problem = _problem_of(lambda: _begin(work, extra))
+    problem = group.gather(problem)[0]
+    if not problem:
+        problem = _problem_of(lambda: _save_tensors(work, tensors, group))
+        if not problem:
+            digests, problem = _digests(work, group)
+        elif full := _full(work, tensors):
+            problem = full
     problems = [text for text in group.gather(problem) if text]
     files = {name: digest for part in group.gather(digests) for name, digest in part.items()}
     if group.leads and not problems:
-        try:
-            _publish(work, target, state.model_copy(update={"files": files}))
-        except OSError as error:
-            problems = [str(error)]
+        whole = state.model_copy(update={"files": files})
+        problems = [text for text in [_problem_of(lambda: _publish(work, target, whole))] if text]
     problems = group.gather(problems)[0]
     if problems:
         if group.leads:
             shutil.rmtree(work, ignore_errors=True)
-        raise OSError(f"{target}: the checkpoint could not be written: {problems[0].strip().splitlines()[-1]}")
-    if group.leads:
-        for old in complete(root)[:-keep_last]:
-            shutil.rmtree(old)
+        raise OSError(
+            f"{target}: the checkpoint could not be written: {problems[0].strip().splitlines()[-1].rstrip('.')}."
+        )
     return target
+
+
+def _problem_of(act: Callable[[], None]) -> str:
+    """What went wrong, for the other ranks; empty: nothing."""
+    try:
+        act()
+    except (OSError, CheckpointException, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _begin(work: Path, extra: Mapping[str, bytes]) -> None:
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    for name, data in extra.items():
+        (work / name).write_bytes(data)
+
+
+def _save_tensors(work: Path, tensors: dict[str, Any], group: Group) -> None:
+    with _alone_is_fine():
+        save_tensors(
+            tensors, storage_writer=FileSystemWriter(work), process_group=group.talk, no_dist=group.mesh is None
+        )
+
+
+def _full(work: Path, tensors: dict[str, Any]) -> str:
+    """What to say where there is no room for this rank's part. torch's writer then fails in ways that do not say so."""
+    needed = sum(local(tensor).nbytes for tensor in _leaves(tensors))
+    try:
+        free = shutil.disk_usage(work).free
+    except OSError:
+        return ""
+    what = f"No space left on device: {free:,} bytes are free, and the {needed:,} of a rank did not fit"
+    return what if free < needed else ""
+
+
+def _digests(work: Path, group: Group) -> tuple[dict[str, tuple[int, str]], str]:
+    try:
+        names = [path.name for path in work.iterdir()]
+        return {name: _digest(work / name) for name in _mine(names, group)}, ""
+    except OSError as error:
+        return {}, str(error)
 
 
 def _publish(work: Path, target: Path, state: CheckpointState) -> None:
@@ -241,7 +284,9 @@ def load(
         folder = root / name
         state, problem = _check(folder, group)
         if problem or state is None:
-            say(f"{folder}: damaged, {problem}; trying the one before.")
+            say(f"{folder}: damaged, {problem}; set aside as {name}{DAMAGED}. Trying the one before.")
+            if group.leads:
+                _set_aside(folder)
             continue
         if state.course != course:
             raise TrainError(
@@ -254,8 +299,15 @@ def load(
     return None
 
 
+def _set_aside(folder: Path) -> None:
+    """Renames it, so that it is neither found again nor counted among those to keep."""
+    aside = folder.with_name(folder.name + DAMAGED)
+    shutil.rmtree(aside, ignore_errors=True)
+    folder.rename(aside)
+
+
 def _fill(folder: Path, model: Llama, optimizer: AdamW | Muon, group: Group, advice: str) -> None:
-    tensors = _tensors(model, optimizer)
+    tensors = tensors_of(model, optimizer)
     try:
         with _alone_is_fine():
             load_tensors(tensors, storage_reader=FileSystemReader(folder), no_dist=group.mesh is None)

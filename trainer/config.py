@@ -25,6 +25,12 @@ VERSION = 2  # raise it when the same settings train another model; it is part o
 RUN_FILE, LOG_FILE = "run.json", "log.txt"  # of a run's folder
 DONE_FILE, STOPPED_FILE, FAILED_FILE = "done.json", "stopped.json", "failed.json"  # how it ended; one of them
 SCORES_FILE = "scores.json"
+LAUNCHER = "GRISTMILL_LAUNCHER"  # in the environment of the ranks: the process whose end they must not outlive
+
+
+def pause(tries: int) -> float:
+    """Seconds to wait before another try, after so many without success: none, 0.5, 1, 2, ..., at most 30."""
+    return min(2.0 ** (tries - 1) * 0.5, 30.0) if tries else 0.0
 
 
 class TrainError(RuntimeError):
@@ -137,20 +143,30 @@ class TrainConfig(Settings):
     init_from: str = ""  # RUN, RUN@STEP, RUN@best or a checkpoint: fork that run (`fork.py`)
     seed: int = 1  # of the first weights and of the order of windows
     ranks: int = Field(default=1, ge=1)
+    parallel: Literal["fsdp", "hsdp", "ddp"] = "fsdp"  # how ranks share the weights: `parallel.py`
+    replicas: int = Field(default=2, ge=2)  # hsdp: copies of the weights, such as one a machine
+    tensor: int = Field(default=1, ge=1)  # neighbouring ranks that share the products of a block
     threads: int = Field(default=1, ge=1)  # per rank
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["float32", "bf16"] = "float32"  # of activations and gathered weights; masters are float32
+    recompute: Literal["none", "selective", "full"] = "none"  # in the backward pass, to save memory: `recompute.py`
     compile: bool = False  # torch.compile of each block: faster steps, about a minute to start on a CPU
 
     checkpoint_every: int = Field(default=100, ge=0)  # steps; 0: only the last
     keep_last: int = Field(default=2, ge=1)  # checkpoints
+    keep_every: int = Field(default=0, ge=0)  # steps; of such a step it is kept for good, to fork from; 0: none
+    keep_best: int = Field(default=0, ge=0)  # checkpoints of the lowest loss, beside the last
+    best_by: Literal["training", "evaluation"] = "training"  # mean loss of the last 50 steps, or bits per byte
+    async_save: bool = True  # a thread writes checkpoints while training goes on
     eval_every: int = Field(default=0, ge=0)  # steps between held-out scores; 0: only after the last step
     eval_bytes: int = Field(default=200_000, ge=0)  # of held-out text a source; 0: everything
     eval_document_bytes: int = Field(default=0, ge=0)  # of one document, from its beginning; 0: whole documents
     evaluation_sets: dict[str, EvaluationSet] = Field(default_factory=dict)  # texts that are scored like held-out ones
     max_skipped: int = Field(default=5, ge=0)  # steps with a loss that is no number, before the run stops
-    max_restarts: int = Field(default=3, ge=0)  # of the group, after a rank died
-    tensorboard: bool = False
+    max_restarts: int = Field(default=3, ge=0)  # of the group, after a rank died, without a new checkpoint in between
+    spike_threshold: float = Field(default=6.0, ge=0)  # robust deviations above the median loss; 0: nothing is logged
+    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ("tensorboard",)  # beside metrics.jsonl
+    profile: bool = False  # write PyTorch profiler traces of a few steps
 
     @field_validator("evaluation_sets", mode="before")
     @classmethod
@@ -163,8 +179,7 @@ class TrainConfig(Settings):
             raise ValueError(f"there is no model preset {self.model!r}; presets: {', '.join(PRESETS)}")
         if bool(self.steps) == bool(self.budget_tokens):
             raise ValueError("give one of steps and budget_tokens")
-        if self.batch_windows % self.ranks:
-            raise ValueError(f"batch_windows {self.batch_windows} must be a multiple of ranks {self.ranks}")
+        self._check_mesh()
         if self.budget_tokens and self.budget_tokens < self.batch_windows * self.seq_len:
             raise ValueError(
                 f"budget_tokens {self.budget_tokens:,} is less than one step of {self.batch_windows} windows x "
@@ -174,6 +189,13 @@ class TrainConfig(Settings):
             raise ValueError(
                 f"target_tokens {self.target_tokens:,} is of a larger run than this one of {self.total_tokens:,}"
             )
+        if self.keep_best and self.best_by == "evaluation":
+            every = self.eval_every
+            if not every or not self.checkpoint_every or self.checkpoint_every % every:
+                raise ValueError(
+                    f"best_by evaluation needs a score at every checkpoint: eval_every ({every}) must divide "
+                    f"checkpoint_every ({self.checkpoint_every})"
+                )
         if isinstance(self.decay, float) and not 0 <= self.decay <= 1:
             raise ValueError(f"decay {self.decay} must be a share between 0 and 1, or the name of a phase")
         return self
@@ -187,6 +209,36 @@ class TrainConfig(Settings):
             for name, entry in self.evaluation_sets.items()
         }
         return self.model_copy(update={"evaluation_sets": sets})
+
+    def _check_mesh(self) -> None:
+        """Raises ValueError where the ranks cannot be laid out as asked."""
+        if self.ranks % self.tensor:
+            raise ValueError(f"ranks {self.ranks} must be a multiple of tensor {self.tensor}")
+        if self.parallel == "hsdp" and self.data_ranks % self.replicas:
+            raise ValueError(
+                f"hsdp: ranks {self.ranks} / tensor {self.tensor} = {self.data_ranks} must be a multiple of replicas "
+                f"{self.replicas}; or take fsdp"
+            )
+        if self.batch_windows % self.data_ranks:
+            readers = "ranks" if self.tensor == 1 else f"ranks / tensor {self.tensor} ="
+            raise ValueError(f"batch_windows {self.batch_windows} must be a multiple of {readers} {self.data_ranks}")
+        if self.tensor == 1 or (isinstance(self.model, str) and self.model not in PRESETS):
+            return
+        shape = self.shape.resolved(0)
+        for name in ("heads", "kv_heads", "hidden"):
+            size, parts = getattr(shape, name), self.tensor
+            if size % parts:
+                raise ValueError(f"tensor {parts} must divide model.{name} {size}: each of these ranks takes a part")
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that read different windows."""
+        return self.ranks // self.tensor
+
+    @property
+    def copies(self) -> int:
+        """Of the weights: groups of data ranks that hold everything between them."""
+        return {"fsdp": 1, "hsdp": self.replicas, "ddp": self.data_ranks}[self.parallel]
 
     @property
     def shape(self) -> ModelShape:
@@ -212,8 +264,14 @@ BYSTANDERS = {
     "init_from",  # the trunk of a fork counts by its content
     "checkpoint_every",
     "keep_last",
+    "keep_every",
+    "keep_best",
+    "best_by",
+    "async_save",
     "max_restarts",
-    "tensorboard",
+    "spike_threshold",
+    "trackers",
+    "profile",
     "eval_every",
     "evaluation_sets",  # what is in them counts, not where they lie: `run_key`
 }
@@ -222,8 +280,12 @@ SCORING = {"eval_bytes", "eval_document_bytes"}
 # Settings that a run may change half way: the steps that follow are the same but for rounding.
 MACHINERY = {
     "ranks",
+    "parallel",
+    "replicas",
+    "tensor",
     "threads",
     "device",
+    "recompute",
     "compile",
     "micro_windows",
     "max_skipped",

@@ -141,19 +141,18 @@ class Feed:
         """Tokens of each source in the first `windows` windows."""
         return {name: count * self.plan.seq_len for name, count in self.counts(windows).items()}
 
-    def documents(self, first: int, stop: int) -> list[str]:
-        """Ids of the documents in windows first .. stop - 1, the first MAX_NAMED_DOCUMENTS of them."""
-        names: dict[str, None] = {}
+    def documents(self, first: int, stop: int) -> list[dict[str, str]]:
+        """The documents in windows first .. stop - 1, each once, in order: source, shard of tokens, doc_id."""
+        found: dict[tuple[str, str, str], None] = {}
         for position in range(first, stop):
             source, _, window = self.plan.locate(position - self.begin)
             held = self.plan.tokens.sources[source]
             for begin, length in self.plan.pieces(source, window):
                 # The last token of a stretch is a target only, or begins the next window.
-                for place in {begin, *(begin + int(start) for start in held.bounds(begin, max(1, length - 1)))}:
-                    names[held.document_at(place)[0]] = None
-            if len(names) > MAX_NAMED_DOCUMENTS:
-                return [*list(names)[:MAX_NAMED_DOCUMENTS], "..."]
-        return list(names)
+                for place in [begin, *(begin + int(start) for start in held.bounds(begin, max(1, length - 1)))]:
+                    doc_id, shard, _ = held.document_at(place)
+                    found[source, shard, doc_id] = None
+        return [{"source": source, "shard": shard, "doc_id": doc_id} for source, shard, doc_id in found]
 
 
 def phases_of(plan: Plan) -> dict[str, int]:

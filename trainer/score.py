@@ -171,8 +171,8 @@ def document_bits(model: Llama, documents: Sequence[Held], eos_id: int, seq_len:
     """
     batches = list(_batches(_rows(documents, eos_id, seq_len)))
     nats = torch.zeros(len(documents), dtype=torch.float64, device=group.device)
-    for at in range(0, len(batches), group.world):
-        mine = at + group.rank
+    for at in range(0, len(batches), group.data_world):
+        mine = at + group.data_rank
         batch = batches[min(mine, len(batches) - 1)]
         length = len(batch[-1][1])
         ids = np.zeros((len(batch), length), dtype=np.int64)
@@ -186,7 +186,7 @@ def document_bits(model: Llama, documents: Sequence[Held], eos_id: int, seq_len:
                 torch.from_numpy(targets).to(group.device),
                 each=True,
             )
-        if mine < len(batches):
+        if mine < len(batches) and group.speaks:
             owners = torch.tensor([number for number, _, _ in batch], device=group.device)
             nats.index_add_(0, owners, nll.double().sum(dim=1))
     return group.sum(nats).cpu().numpy() / math.log(2)

@@ -127,7 +127,8 @@ def test_a_branch_uses_nothing_again_of_the_trunk(make_run, tmp_path, trunk, ske
     assert named
     run.save(Path(run.out) / RUN_FILE)
     _, documents = documents_of_step(run.out, 11)
-    assert {one.doc_id for one in documents} == set(named)
+    assert {one.doc_id for one in documents} == {one["doc_id"] for one in named}
+    assert {(one.shard, one.source) for one in documents} == {(one["shard"], one["source"]) for one in named}
     assert documents[0].position == 80
     with pytest.raises(SettingsError, match="was forked after step 10"):
         documents_of_step(run.out, 10)
