@@ -110,11 +110,9 @@ ABLATION = """\
 name: tiny
 mixtures: [tidy.yaml, noise.yaml]
 seeds: [1]
-control: tidy
-control_seeds: [2, 3]
 train:
   model: {width: 32, layers: 2, heads: 2}
-  steps: 400
+  steps: 300
   seq_len: 32
   batch_windows: 8
   checkpoint_every: 50
@@ -143,9 +141,9 @@ def test_a_worker_that_dies_loses_no_run(tmp_path):
     said = (tmp_path / "log").read_text()
     assert driver.returncode == 0, said
     ranking = orjson.loads((out / "ranking.json").read_bytes())
-    assert [run["status"] for run in ranking["runs"]] == ["done"] * 4, said
+    assert [run["status"] for run in ranking["runs"]] == ["done"] * 2, said
     assert ranking["mixtures"][0]["mixture"] == "tidy"
-    assert ranking["control_repeats"] == 2
+    assert any("Going on after step" in path.read_text() for path in out.glob("*/log.txt"))  # not from its start
 
 
 def test_a_run_that_was_stopped_is_no_row(scheduler, tmp_path, monkeypatch):

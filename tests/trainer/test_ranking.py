@@ -13,13 +13,13 @@ from gristmill.trainer.tasks import as_items
 DOCUMENTS = 80
 
 
-def scores(level: float, seed: int, noise: float = 0.002, sources=("docs", "code")) -> Scores:
+def scores(level: float, seed: int, noise: float = 0.002, documents: float = 0.01, sources=("docs", "code")) -> Scores:
     """A model that needs about `level` bits per byte; documents are the same for every model."""
     out = {}
     for number, source in enumerate(sources):
         sizes = np.random.default_rng(number).integers(100, 900, DOCUMENTS)
         hard = np.random.default_rng([number, 1]).normal(0, 0.2, DOCUMENTS)
-        own = np.random.default_rng([number, seed, int(level * 1e6)]).normal(0, 0.01, DOCUMENTS)
+        own = np.random.default_rng([number, seed, int(level * 1e6)]).normal(0, documents, DOCUMENTS)
         shift = np.random.default_rng([seed, int(level * 1e6)]).normal(0, noise)
         out[source] = SourceScore(
             doc_ids=[f"{source}{i}" for i in range(DOCUMENTS)],
@@ -112,13 +112,23 @@ def test_seeds_that_do_not_meet():
 
 
 def test_two_copies_are_told_apart_no_more_often_than_the_level_says():
-    """A false-positive rate, measured: 60 pairs of mixtures of one quality, two seeds each."""
-    wrong = 0
+    """A false-positive rate: 60 pairs of copies, two seeds each, with the noise that 40 trained models had.
+
+    `tools/false_positives.py` on documentation, 0.16 M parameters, 50,000 tokens: one run varies by 0.0098 bits per
+    byte, a document of a run by 0.025 around both.
+    """
+    wrong = []
     for trial in range(60):
-        cells = {(m, s): scores(1.2, 10_000 * trial + 10 * k + s) for k, m in enumerate("ab") for s in (1, 2)}
+        cells = {
+            (m, s): scores(1.2, 10_000 * trial + 10 * k + s, 0.0098, 0.025, ("docs",))
+            for k, m in enumerate("ab")
+            for s in (1, 2)
+        }
         runs = [RunRow(name=f"{m}{s}", mixture=m, seed=s, status="done") for m, s in cells]
-        wrong += rank("t", ["a", "b"], [1, 2], cells, runs, 1).pairs[0].verdict != SAME
-    assert wrong <= 8  # 3 expected at most; more than 8 has a chance of 0.6 %
+        wrong.append(rank("t", ["a", "b"], [1, 2], cells, runs, 1).pairs[0].verdict != SAME)
+    print(f"{sum(wrong)} of {len(wrong)} pairs of copies were told apart")
+    assert sum(wrong) <= 8  # 3 expected at most; more than 8 has a chance of 0.6 %
+    assert sum(wrong[:20]) <= 2
 
 
 def asked(skill: float, seed: int, items: int = 300) -> dict:

@@ -270,7 +270,8 @@ def test_scores_equal_an_independent_computation(undisturbed, make_run):
     run = make_run(undisturbed, seq_len=32)
     job = train.prepare(run, ALONE)
     model, tokens = job.model, TokenSet.open(run.tokens)
-    got = score.score(model, tokens, run.config.model_copy(update={"eval_bytes": 0}), ALONE, 20)
+    on = score.yardstick(tokens, run.config.model_copy(update={"eval_bytes": 0}))
+    got = score.score(model, on, ALONE, 20)
     for source, held in tokens.holdout.items():
         expected = {}
         for doc_id, ids, _ in held.documents():
