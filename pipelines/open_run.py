@@ -43,7 +43,7 @@ SEGMENT = re.compile(r"\d\d+-.+")
 TOKENS = "tokens"  # the folder of token shards; its ledgers read like those of a segment
 
 KEPT_SCHEMA = pa.schema([*BASE_FIELDS.items(), ("text", pa.string())])
-_TEXTS = [(name, pa.string()) for name in ("doc_id", "source", "url", "stage")]
+_TEXTS = [(name, pa.string()) for name in ("doc_id", "source", "url", "dump", "date", "stage")]
 _SIZES = [("chars", pa.int64()), ("bytes", pa.int64())]
 DROPPED_SCHEMA = pa.schema([*_TEXTS, ("reasons", REASONS), *_SIZES, ("text", pa.string())])
 
@@ -66,6 +66,8 @@ class ShardSummary:
     problems: tuple[str, ...]
     reasons: tuple[tuple[str, str], ...]  # stage and first reason of the documents that it dropped
     host: str
+    ended: float | None = None  # seconds since 1970
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -451,6 +453,12 @@ def _total(amounts: Mapping[str, Amount]) -> Amount:
     return total
 
 
+def global_seconds(card: Mapping[str, Any]) -> float:
+    """What the global step of a segment took, from its card; 0 where it does not say."""
+    value = card.get("seconds")
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
 def share(part: float, whole: float) -> float:
     """part / whole; 0 of 0 is 0."""
     return part / whole if whole else 0.0
@@ -468,6 +476,8 @@ def _summary(segment: str, ledger: ShardLedger) -> ShardSummary:
         problems=tuple(ledger.problems),
         reasons=tuple((book.stage, reason) for book in ledger.stages for reason in book.dropped),
         host=ledger.host,
+        ended=ledger.ended,
+        memory_bytes=ledger.memory_bytes,
     )
 
 

@@ -26,7 +26,7 @@ from gristmill.stages.kernels import warc_headers as places
 from gristmill.stages.ledger import Amount
 from gristmill.stages.readers_common import Reading, clean_string, is_empty
 from gristmill.stages.readers_warc_blocks import KINDS, MIME, Block, Record
-from gristmill.stages.readers_warc_records import records
+from gristmill.stages.readers_warc_records import record_at, records
 
 HTML_TYPES = frozenset({"text/html", "application/xhtml+xml", "application/vnd.wap.xhtml+xml"})
 MAX_RECORD_BYTES = 64 << 20  # of one record, and of its decoded body; more is dropped as `too_large` unread
@@ -219,6 +219,18 @@ def _settle(reading: Reading, record: Record, outcome: Outcome) -> Sequence[Batc
         )
         return reading.keep(row, outcome.weight, outcome.html)
     return ()
+
+
+def page_at(file: IO[bytes], position: str, url: str | None) -> tuple[bytes, str | None] | None:
+    """The HTML and charset of the page that the reader found at a `position`; None where no page of this address
+    stands there any more."""
+    record = record_at(file, position, _PAGES, MAX_RECORD_BYTES)
+    if record is None or record.content is None or record.read < record.length:
+        return None
+    outcome = _page(record, 0) if record.header("WARC-Target-URI") == url else None
+    if outcome is None or outcome.verdict != "keep" or outcome.html is None:
+        return None
+    return bytes(outcome.html), outcome.row[1]
 
 
 def _page(record: Record, max_chars: int) -> Outcome:

@@ -145,6 +145,22 @@ def _searched(
     return True
 
 
+def record_at(file: IO[bytes], position: str, wanted: frozenset[str], most: int) -> Record | None:
+    """The record that `records` found at a position; None where none can be read there. Reads nothing but the record
+    and those before it in its frame."""
+    byte, _, number = position.partition(".")
+    _, opener = _compression(file)
+    file.seek(int(byte))
+    source: Any = opener(file) if opener else file
+    try:
+        for inside, warc in enumerate(ArchiveIterator(source, parse_http=False), 1):
+            if inside == int(number or 1):
+                return _take(warc, position, wanted, most)
+    except OSError:
+        return None
+    return None
+
+
 def _compression(file: IO[bytes]) -> tuple[bytes, Callable[[IO[bytes]], Any] | None]:
     """What a record may begin with, and how to decompress; by the file's first bytes, not its name."""
     file.seek(0)

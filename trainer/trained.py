@@ -83,7 +83,8 @@ def continue_ids(
     ids = list(ids)
     for _ in range(max_tokens):
         with torch.no_grad():
-            logits = model.logits(torch.tensor([ids[-context:]]))[0, -1, :vocab_size]  # (vocab,)
+            inputs = torch.tensor([ids[-context:]], device=model.output_weight.device)
+            logits = model.logits(inputs)[0, -1, :vocab_size].cpu()  # (vocab,)
         if temperature == 0:
             chosen = int(logits.argmax())
         else:

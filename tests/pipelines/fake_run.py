@@ -157,6 +157,7 @@ class FakeRun:
     seed: int = 0
     extra_texts: Sequence[str] = ()  # put at the front of the first shard
     sampled_text: int = 10_000  # documents per shard and reason that keep their text
+    row_group: int = 64  # documents; real parts have 8,192
     parts: frozenset[str] = field(default_factory=lambda: frozenset({"tokens", "models", "ablation", "inputs"}))
 
     def build(self, folder: Path) -> Path:
@@ -215,7 +216,7 @@ class FakeRun:
             sums = StageLedger(stage=stage.name, seconds=0.25 * (shard + 1))
             result = stage(current)
             book(sums, current, result.kept, result.dropped, result.counters)
-            count_measures(sums, stage.measures, result.kept, result.dropped)
+            count_measures(sums, stage.measures, result.kept, result.dropped, current)
             books.append(sums)
             dropped.append((stage.name, result.dropped))
             current = result.kept
@@ -247,7 +248,7 @@ class FakeRun:
             result, _ = apply_decisions(FakeExact(), batch, pa.Table.from_pylist(rows, schema=schema))
             sums = StageLedger(stage="exact", seconds=0.125)
             book(sums, batch, result.kept, result.dropped, result.counters)
-            count_measures(sums, FakeExact.measures, result.kept, result.dropped)
+            count_measures(sums, FakeExact.measures, result.kept, result.dropped, batch)
             source = self.sources[i // self.shards_per_source]
             self._publish(folder, "02-exact", i, source, [sums], result.kept, [("exact", result.dropped)], [])
             out.append(result.kept)
@@ -273,7 +274,7 @@ class FakeRun:
         part = f"part-{shard:05d}.parquet"
         for kind in ("kept", "dropped", "ledger"):
             (folder / segment / kind).mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.Table.from_batches([kept]), folder / segment / "kept" / part, row_group_size=64)
+        pq.write_table(pa.Table.from_batches([kept]), folder / segment / "kept" / part, row_group_size=self.row_group)
         tables = [self._dropped(stage, batch) for stage, batch in dropped]
         pq.write_table(pa.concat_tables(tables, promote_options="default"), folder / segment / "dropped" / part)
         files = []
@@ -294,6 +295,8 @@ class FakeRun:
             files=files,
             problems=problems,
             seconds=sum(b.seconds for b in books),
+            ended=1_800_000_000.0 + 10 * shard + (100 if segment.startswith("02") else 0),
+            memory_bytes=(300 + shard) * 1_000_000,
             versions={"gristmill": "0.1.0", "pyarrow": pa.__version__},
             host="mill-1",
         )
@@ -321,6 +324,8 @@ class FakeRun:
             "doc_id": batch["doc_id"],
             "source": batch["source"],
             "url": batch["url"],
+            "dump": batch["dump"],
+            "date": batch["date"],
             "stage": pa.array([stage] * batch.num_rows, pa.string()),
             "reasons": batch["reasons"],
             "chars": pc.utf8_length(batch["text"]).cast(pa.int64()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import pyarrow as pa
 import pytest
 import torch
 import xxhash
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from gristmill.tokenize.pieces import index_bytes
-from gristmill.tokenize.shards import INDEX_SCHEMA, ShardInfo, TokenManifest
+from gristmill.tokenize.shards import INDEX_SCHEMA, ShardInfo, TokenManifest, read_manifest
 from gristmill.trainer.config import Run, TrainConfig
 from gristmill.trainer.group import ALONE
 from gristmill.trainer.train import work
@@ -32,25 +34,33 @@ def chain(rng: np.random.Generator, table: np.ndarray, length: int) -> np.ndarra
 
 def write_tokens(folder: Path, sources: dict[str, tuple[int, bool]], seed: int = 0) -> Path:
     """sources: name -> (documents, learnable). Text that is not learnable is uniform noise. A fifth is held out."""
-    folder.mkdir(parents=True)
-    (folder / "tokenizer.json").write_bytes(b"{}")
-    infos = []
+    texts: dict[str, list[np.ndarray]] = {}
     for number, (source, (documents, learnable)) in enumerate(sources.items()):
         rng = np.random.default_rng([seed, number])
         table = np.random.default_rng(5).integers(0, 60, (60, 3)).astype(np.uint16)
-        texts = []
+        texts[source] = []
         for _ in range(documents):
             length = int(rng.integers(5, 60))
-            body = chain(rng, table, length) if learnable else rng.integers(0, 60, length).astype(np.uint16)
-            texts.append(np.append(body, np.uint16(EOS)))
-        for split, part in (("train", texts[documents // 5 :]), ("holdout", texts[: documents // 5])):
-            infos.append(
-                _shard(folder, f"{'part' if split == 'train' else 'holdout'}-{number:05d}", source, split, part)
-            )
+            noise = rng.integers(0, 60, length).astype(np.uint16) if not learnable else None
+            texts[source].append(chain(rng, table, length) if noise is None else noise)
+    return write_token_texts(folder, texts, EOS, bytes_per_token=2)
+
+
+def write_token_texts(folder: Path, texts: dict[str, list[np.ndarray]], eos: int, bytes_per_token: int = 1) -> Path:
+    """texts: source -> ids of its documents, below eos. A fifth of them is held out."""
+    folder.mkdir(parents=True)
+    (folder / "tokenizer.json").write_bytes(b"{}")
+    infos = []
+    for number, (source, bodies) in enumerate(texts.items()):
+        ended = [np.append(body, np.uint16(eos)) for body in bodies]
+        held = len(ended) // 5
+        for split, part in (("train", ended[held:]), ("holdout", ended[:held])):
+            name = f"{'part' if split == 'train' else 'holdout'}-{number:05d}"
+            infos.append(_shard(folder, name, source, split, part, bytes_per_token))
     manifest = TokenManifest(
         dtype="uint16",
-        vocab_size=VOCAB,
-        eos_id=EOS,
+        vocab_size=eos + 1,
+        eos_id=eos,
         tokenizer_xxh3=xxhash.xxh3_128_hexdigest(b"{}"),
         holdout_share=0.2,
         shards=infos,
@@ -59,7 +69,9 @@ def write_tokens(folder: Path, sources: dict[str, tuple[int, bool]], seed: int =
     return folder
 
 
-def _shard(folder: Path, name: str, source: str, split: str, texts: list[np.ndarray]) -> ShardInfo:
+def _shard(
+    folder: Path, name: str, source: str, split: str, texts: list[np.ndarray], bytes_per_token: int
+) -> ShardInfo:
     lengths = np.array([len(t) for t in texts])
     table = pa.Table.from_pydict(
         {
@@ -67,7 +79,7 @@ def _shard(folder: Path, name: str, source: str, split: str, texts: list[np.ndar
             "source": [source] * len(texts),
             "start": np.cumsum(lengths) - lengths,
             "length": lengths,
-            "bytes": (lengths - 1) * 2,  # as if every token but the last stood for two bytes
+            "bytes": (lengths - 1) * bytes_per_token,  # as if every token but the last stood for as many
         },
         schema=INDEX_SCHEMA,
     )
@@ -80,7 +92,7 @@ def _shard(folder: Path, name: str, source: str, split: str, texts: list[np.ndar
         split=split,
         documents=len(texts),
         tokens=int(lengths.sum()),
-        bytes=int(((lengths - 1) * 2).sum()),
+        bytes=int(((lengths - 1) * bytes_per_token).sum()),
         idx_bytes=len(index),
         bin_xxh3=xxhash.xxh3_128_hexdigest(data),
         idx_xxh3=xxhash.xxh3_128_hexdigest(index),
@@ -91,6 +103,28 @@ def _shard(folder: Path, name: str, source: str, split: str, texts: list[np.ndar
 def tokens_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two sources: `tidy` can be learned, `noise` cannot."""
     return write_tokens(tmp_path_factory.mktemp("trainer") / "tokens", {"tidy": (400, True), "noise": (150, False)})
+
+
+@pytest.fixture(scope="session")
+def letters() -> str:
+    """The 60 characters that the tokenizer of `spelled_tokens` knows, in the order of their ids."""
+    return "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUV .,?:\n'-0123"
+
+
+@pytest.fixture(scope="session")
+def spelled_tokens(tokens_folder: Path, letters: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The token shards with a tokenizer that can be read: an id for each letter, and <eos>."""
+    folder = tmp_path_factory.mktemp("spelled") / "tokens"
+    shutil.copytree(tokens_folder, folder)
+    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(["<eos>"])
+    data = tokenizer.to_str().encode()
+    (folder / "tokenizer.json").write_bytes(data)
+    manifest = read_manifest(folder).model_copy(update={"tokenizer_xxh3": xxhash.xxh3_128_hexdigest(data)})
+    (folder / "shards.json").write_bytes(manifest.sealed())
+    return folder
 
 
 @pytest.fixture(scope="session")
