@@ -11,17 +11,21 @@ from __future__ import annotations
 import functools
 import io
 import re
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, NamedTuple
 
+import numpy as np
 import orjson
 from fastwarc.stream_io import BrotliReader, ChunkedReader, GzipReader, ZstdReader
 from fastwarc.warc import HeaderMap
 
 from gristmill.stages.documents import Batch
+from gristmill.stages.kernels import warc_headers as places
 from gristmill.stages.ledger import Amount
 from gristmill.stages.readers_common import Reading, clean_string, is_empty
-from gristmill.stages.readers_warc_ordered import Record
+from gristmill.stages.readers_warc_blocks import KINDS, MIME, Block, Record
 from gristmill.stages.readers_warc_records import record_at, records
 
 HTML_TYPES = frozenset({"text/html", "application/xhtml+xml", "application/vnd.wap.xhtml+xml"})
@@ -31,6 +35,7 @@ _PAGES = frozenset({"response", "resource"})
 _CONVERSIONS = frozenset({"conversion"})
 _PLAIN_HEAD = 8_192  # bytes in which the head of an HTTP response is looked for before fastwarc is asked
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?([A-Za-z0-9._:-]+)", re.IGNORECASE)
+_HTTP_MIME = "application/http"
 _HTTP = re.compile(rb"HTTP/1\.[01] ([0-9]{3})(?: [^\r\n\0]*)?\r\n(?:[!-9;-~]+:[^\r\n\0]*\r\n)*\r\n")
 _BINARY_STARTS = (b"%PDF", b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"PK\x03\x04", b"\x1f\x8b", b"RIFF", b"\x7fELF")
 
@@ -67,7 +72,13 @@ def _read(reading: Reading, file: IO[bytes], wanted: frozenset[str], make: Make)
     """Holds each record back until the next one was found where it should be, then settles it."""
     held: tuple[Record, Outcome] | None = None
     for item in records(reading.shard.path, file, wanted, MAX_RECORD_BYTES):
-        if isinstance(item, Record):
+        if isinstance(item, Block):
+            if held:
+                yield from _settle(reading, *held)
+            yield from _settle_block(reading, item, make)
+            last = item.record(len(item) - 1)
+            held = (last, _judge(last, wanted, make, reading.max_chars))
+        elif isinstance(item, Record):
             if held:
                 yield from _settle(reading, *held)
             held = (item, _judge(item, wanted, make, reading.max_chars))
@@ -81,6 +92,91 @@ def _read(reading: Reading, file: IO[bytes], wanted: frozenset[str], make: Make)
             outcome = Outcome("fail", "truncated", "the file ends inside this record's headers")
         yield from _settle(reading, record, outcome)
     yield from reading.flush()
+
+
+def _settle_block(reading: Reading, block: Block, make: Make) -> Iterator[Batch]:
+    """All records of a block but the last: the usual pages by columns, what else is wanted one by one."""
+    kinds = block.places(places.KIND)[:-1]
+    wanted = np.isin(kinds, [code for code, kind in enumerate(KINDS) if kind in block.wanted])
+    for code, count in enumerate(np.bincount(kinds[~wanted], minlength=len(KINDS)).tolist()):
+        reading.count(f"skipped.{KINDS[code]}", count)
+    usual = _usual_pages(block) if make is _page else []
+    others = wanted.copy()
+    others[[page.row for page in usual]] = False
+    unusual = {}
+    for i in np.flatnonzero(others).tolist():
+        record = block.record(i)
+        outcome = _judge(record, block.wanted, make, reading.max_chars)
+        if outcome.verdict == "keep":
+            unusual[i] = record, outcome
+        else:
+            yield from _settle(reading, record, outcome)
+    begin = 0
+    for i, pair in unusual.items():
+        before = bisect_left(usual, i, key=lambda page: page.row)
+        yield from _keep_usual(reading, block, usual[begin:before])
+        yield from _settle(reading, *pair)
+        begin = before
+    yield from _keep_usual(reading, block, usual[begin:])
+
+
+class _Usual(NamedTuple):
+    """A page that is kept by what is declared of it."""
+
+    row: int  # of the block
+    charset: str | None
+    counted: tuple[str, ...]
+
+
+def _usual_pages(block: Block) -> list[_Usual]:
+    """Responses of a block, but for its last record, that are HTML by what is declared, with a body not encoded."""
+    usual = (block.places(places.STATUS) == 200) & (block.places(places.FLAGS) == 0)
+    usual &= block.ends > block.places(places.BODY)
+    rows = np.flatnonzero(usual[:-1]).tolist()
+    fields = (
+        block.column(name, rows) for name in ("Content-Type", MIME, "WARC-Identified-Payload-Type", "WARC-Truncated")
+    )
+    bodies = block.places(places.BODY)[rows].tolist()
+    pages = []
+    for row, body, kind, declared, identified, truncated in zip(rows, bodies, *fields, strict=True):
+        if not (_is_http(kind) and _names_html(identified or declared)) or block.data.startswith(_BINARY_STARTS, body):
+            continue
+        by = "mime.identified" if identified else "mime.declared"
+        pages.append(_Usual(row, _charset(declared), ("truncated_by_crawler", by) if truncated else (by,)))
+    return pages
+
+
+def _keep_usual(reading: Reading, block: Block, pages: Sequence[_Usual]) -> Iterator[Batch]:
+    rows, shard = [page.row for page in pages], reading.shard
+    for name, count in Counter(name for page in pages for name in page.counted).items():
+        reading.count(name, count)
+    view = memoryview(block.data)
+    spans = zip(block.places(places.BODY)[rows].tolist(), block.ends[rows].tolist(), strict=True)
+    ids, urls, dates = (block.column(name, rows) for name in ("WARC-Record-ID", "WARC-Target-URI", "WARC-Date"))
+    for page, (start, end), own, url, date, at in zip(
+        pages, spans, ids, urls, dates, block.starts[rows].tolist(), strict=True
+    ):
+        position = str(at)
+        doc_id = reading.identify(_own_id(own), position)
+        row = (
+            doc_id,
+            shard.source,
+            url or None,
+            shard.dump,
+            date or None,
+            None,
+            None,
+            None,
+            position,
+            None,
+            page.charset,
+        )
+        yield from reading.keep(row, end - start, view[start:end])
+
+
+def _own_id(record_id: str | None) -> str:
+    """A WARC-Record-ID without what is the same in all."""
+    return (record_id or "").strip("<> ").removeprefix("urn:uuid:")
 
 
 def _judge(record: Record, wanted: frozenset[str], make: Make, max_chars: int) -> Outcome:
@@ -109,9 +205,8 @@ def _settle(reading: Reading, record: Record, outcome: Outcome) -> Sequence[Batc
         reading.drop(outcome.reason, size)
     else:
         reading.edited(*outcome.replaced)
-        own = (record.header("WARC-Record-ID") or "").strip("<> ").removeprefix("urn:uuid:")
         row = (
-            reading.identify(own, record.position),
+            reading.identify(_own_id(record.header("WARC-Record-ID")), record.position),
             reading.shard.source,
             record.header("WARC-Target-URI"),
             reading.shard.dump,
@@ -144,7 +239,7 @@ def _page(record: Record, max_chars: int) -> Outcome:
     declared, encodings = record.header("Content-Type"), ""
     counted: tuple[str, ...] = ("truncated_by_crawler",) if record.header("WARC-Truncated") else ()
     if record.kind == "response":
-        if not (declared or "application/http").lower().startswith("application/http"):
+        if not _is_http(declared):
             return Outcome("drop", "not_html", counted=(*counted, "mime.declared"))
         head = _http_head(body)
         if head.status is None:
@@ -288,5 +383,11 @@ def _wide(start: bytes, charset: str | None) -> bool:
 
 
 @functools.lru_cache(1024)
-def _names_html(mime: str) -> bool:
-    return mime.partition(";")[0].strip().lower() in HTML_TYPES
+def _is_http(mime: str | None) -> bool:
+    """Whether a record's Content-Type says that its content is an HTTP message; without one, it is."""
+    return (mime or _HTTP_MIME).lower().startswith(_HTTP_MIME)
+
+
+@functools.lru_cache(1024)
+def _names_html(mime: str | None) -> bool:
+    return (mime or "").partition(";")[0].strip().lower() in HTML_TYPES

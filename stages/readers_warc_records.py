@@ -1,10 +1,11 @@
 """The records of a WARC file, in order or damaged.
 
-What is in order is read by `readers_warc_ordered.py`. From the first thing that is not, fastwarc reads, until records
-are in order again. A stream that is cut ends for it like any other, and after a damaged record it stops. So the length
-of each record is checked here, and after damage reading goes on at the next record that can be found: behind a wrong
-Content-Length with fastwarc's lenient mode or at the frame of the next record, behind bytes that do not decompress at
-the next gzip or zstd frame. One gap is one failure, however many records were in it: nobody can count those.
+What is in order, a gzip member a record, is read by `readers_warc_blocks.py`. From the first thing that is not, and
+all of other files, fastwarc reads, until records are in order again. A stream that is cut ends for it like any other,
+and after a damaged record it stops. So the length of each record is checked here, and after damage reading goes on at
+the next record that can be found: behind a wrong Content-Length with fastwarc's lenient mode or at the frame of the
+next record, behind bytes that do not decompress at the next gzip or zstd frame. One gap is one failure, however many
+records were in it: nobody can count those.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from fastwarc.stream_io import GzipReader, ZstdReader
 from fastwarc.warc import ArchiveIterator, HeaderMap
 
 from gristmill.stages.readers_common import clean_string
-from gristmill.stages.readers_warc_ordered import FIELDS, GZIP, PLAIN, Record, in_order
+from gristmill.stages.readers_warc_blocks import FIELDS, GZIP, Block, Record, in_blocks
 from gristmill.stages.shards import ShardError
 
 _OPENERS: dict[bytes, Callable[[Any], Any]] = {
@@ -25,7 +26,7 @@ _OPENERS: dict[bytes, Callable[[Any], Any]] = {
     b"\x28\xb5\x2f\xfd": lambda file: ZstdReader(file, 1 << 18),
 }
 _MAX_GAPS = 1000  # damaged places in one file, after which it is given up
-_PATIENCE = 4  # records in a row without damage, after which reading in order is tried again; twice as many each time
+_PATIENCE = 4  # records in a row without damage, after which blocks are tried again; twice as many each time in vain
 NEVER = -1
 
 
@@ -47,8 +48,8 @@ class _Place:
     gaps: int = 0
 
 
-def records(path: str, file: IO[bytes], wanted: frozenset[str], most: int) -> Iterator[Record | Gap]:
-    """Every record that can be found. Raises ShardError when there is none in a file that is not empty.
+def records(path: str, file: IO[bytes], wanted: frozenset[str], most: int) -> Iterator[Record | Block | Gap]:
+    """Every record that can be found, alone or in blocks. Raises ShardError for a file that is not empty and has none.
 
     wanted: types of records whose content is read. most: bytes of a content; a longer one is passed over.
 
@@ -56,14 +57,17 @@ def records(path: str, file: IO[bytes], wanted: frozenset[str], most: int) -> It
     the stream: a second wrong length in it is not seen.
     """
     magic, _ = _compression(file)
-    place, patience = _Place(), _PATIENCE if magic in (GZIP, PLAIN) else NEVER
+    place, patience = _Place(), _PATIENCE if magic == GZIP else NEVER
     while True:
         if patience != NEVER:
-            stop = yield from in_order(file, magic, max(0, place.position), place.inside, wanted, most)
+            stop = yield from in_blocks(file, max(0, place.position), place.position >= 0, wanted, most)
             if stop.at_end and stop.position >= 0:
                 return
-            patience = _PATIENCE if stop.position != place.position else 2 * patience
-            place.position, place.inside = stop.position, stop.inside
+            if stop.position == place.position:
+                patience *= 2
+            else:
+                patience = _PATIENCE
+                place.position, place.inside = stop.position, 1
         if (yield from _searched(path, file, place, patience, wanted, most)):
             return
 
@@ -164,7 +168,7 @@ def _compression(file: IO[bytes]) -> tuple[bytes, Callable[[IO[bytes]], Any] | N
     for magic, opener in _OPENERS.items():
         if head.startswith(magic):
             return magic, opener
-    return PLAIN, None
+    return b"WARC/1.", None
 
 
 def _take(warc: Any, position: str, wanted: frozenset[str], most: int) -> Record:
