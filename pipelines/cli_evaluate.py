@@ -1,4 +1,4 @@
-"""The verbs that compare models: `ablate`, `evaluate`."""
+"""The verbs that compare models: `ablate`, `microanneal`, `evaluate`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,10 @@ def register(app: typer.Typer) -> None:
     app.command(epilog="Example:  gristmill evaluate out/train --tasks arc_easy,mine --include-path eval/tasks")(
         evaluate
     )
+    app.command(
+        epilog="Example:  gristmill microanneal --trunk out/trunk@2000 --control anneal.yaml --candidate maths "
+        "--tokens out/run/tokens --branch-tokens 50000000 --out out/maths"
+    )(microanneal)
 
 
 def ablate(
@@ -56,9 +60,8 @@ def ablate(
 
     A file with `recipe` and `vary` compares variants of a recipe: each is run, then trained on.
     """
-    from gristmill.pipelines.ablation import power_of, ranking_rows, run_ablation
+    from gristmill.pipelines.ablation import power_of, run_ablation
     from gristmill.pipelines.progress import Display
-    from gristmill.pipelines.tables import console, plain_table
     from gristmill.pipelines.vary import is_variation
     from gristmill.stages.settings_file import SettingsError
 
@@ -75,6 +78,13 @@ def ablate(
         with Display(as_json=as_json) as display:
             carry = _carry(scheduler, cluster, resources, folder)
             _, ranking = run_ablation(Path(file), tokens, folder, display, carry)
+    _show(ranking, as_json=as_json)
+
+
+def _show(ranking: dict[str, Any], *, as_json: bool) -> None:
+    from gristmill.pipelines.ablation import ranking_rows
+    from gristmill.pipelines.tables import console, plain_table
+
     if as_json:
         print(orjson.dumps({"event": "result", "ranking": ranking}).decode())
         return
@@ -131,6 +141,59 @@ def _carry(scheduler: str | None, cluster: str | None, resources: str | None, fo
         assert scheduler is not None
         settings = running_scheduler(scheduler)
     return on_cluster(settings, resources_of(settings, resources), folder)
+
+
+def microanneal(
+    trunk: Annotated[
+        list[str],
+        typer.Option("--trunk", metavar="RUN@STEP", help="A checkpoint to continue; several show what is noise."),
+    ],
+    control: Annotated[str, typer.Option("--control", metavar="MIXTURE", help="A mixture file without the candidate.")],
+    candidate: Annotated[str, typer.Option("--candidate", metavar="SOURCE", help="The source that is tried.")],
+    tokens: Annotated[str, typer.Option("--tokens", metavar="DIR", help="Folder of token shards with all sources.")],
+    branch_tokens: Annotated[int, typer.Option("--branch-tokens", min=1, help="Tokens that each branch trains on.")],
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder for runs and ranking.")],
+    share: Annotated[float, typer.Option("--share", help="Of the candidate in its mixture.")] = 0.3,
+    tasks: Annotated[
+        str | None, typer.Option("--tasks", help="Tasks of lm-evaluation-harness or presets, with commas between.")
+    ] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option("--text", metavar="NAME=FILE", help="A text to be scored on; may be given again."),
+    ] = None,
+    scheduler: Annotated[
+        str | None, typer.Option("--scheduler", help="Train in parallel: address of a running Dask scheduler.")
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", metavar="FILE", help="Train in parallel: where workers come from.")
+    ] = None,
+    resources: Annotated[
+        str | None, typer.Option("--resources", help="What each run takes of its worker, such as GPU=8.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Try a source cheaply: anneal trunks with some of it and without, and rank the two."""
+    from gristmill.pipelines import microanneal as module
+    from gristmill.pipelines.progress import Display
+    from gristmill.stages.evaluation_sets import EvaluationSet
+    from gristmill.trainer.tasks import TaskSettings
+
+    names = tuple(name.strip() for name in (tasks or "").split(",") if name.strip())
+    with Display(as_json=as_json) as display:
+        ranking = module.microanneal(
+            trunk,
+            control,
+            candidate,
+            tokens,
+            branch_tokens,
+            out,
+            display,
+            share=share,
+            tasks=TaskSettings(names=names) if names else None,
+            texts={name: EvaluationSet(files=(path,)) for name, path in _named(text or []).items()},
+            carry=_carry(scheduler, cluster, resources, out),
+        )
+    _show(ranking.model_dump(mode="json"), as_json=as_json)
 
 
 def evaluate(

@@ -4,9 +4,8 @@
         --tokens out/run/tokens --branch-tokens 50_000_000 --out out/maths
 
 Each trunk is continued twice while its rate falls to 0: on the control mixture, and on 30 % candidate with 70 % control
-(Blakeney et al. 2024, arXiv 2406.03476; microanneals of OLMo 2, arXiv 2501.00656, section 4). That costs a small part
-of a run from the beginning. Trunks stand where an ablation has seeds: two or more show how much of a difference is
-noise.
+(Llama 3, arXiv 2407.21783, section 3.1.3; OLMo 2, arXiv 2501.00656, calls it microanneal). That costs a small part of a
+run from the beginning. Trunks stand where an ablation has seeds: two or more show how much of a difference is noise.
 
 The ranking is by the control's sources, not by the candidate: what is trained on its text predicts it better.
 """
@@ -32,7 +31,7 @@ from gristmill.trainer.fork import branch_config, full_name
 from gristmill.trainer.ranking import Ranking
 from gristmill.trainer.tasks import TaskSettings
 
-SHARE = 0.3  # of the candidate: Blakeney et al. 2024
+SHARE = 0.3  # of the candidate: Llama 3, section 3.1.3
 CONTROL = "control"
 
 
