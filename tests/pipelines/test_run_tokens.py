@@ -110,7 +110,7 @@ def test_near_copies_of_held_out_documents_are_named_and_dropped_on_request(fold
         ("b-0", "a-0-0", 0.9655),
     ]
     data = page_data(open_run(folder / "run"), recipes.STAGES)
-    assert any("2 of 18 training documents are nearly the same" in text for text in data["warnings"])
+    assert any("2 of 18 training documents nearly repeat a held-out document" in text for text in data["warnings"])
     assert "Near held-out documents" in render(data)
     before = documents(folder)
 

@@ -25,8 +25,8 @@ name: filters
 recipe: small.yaml
 mixture: blend.yaml
 vary:
-  all_pages: {stages.gopher_quality.min_words: 0, stages.minhash: false}
-  long_pages: {stages.gopher_quality.min_words: 150}
+  all_pages: {stages.exact: false, stages.minhash: false}
+  long_pages: {stages.gopher_quality.min_words: 400}
 seeds: [1, 2]
 budget_tokens: 2_100
 train:
@@ -88,7 +88,7 @@ def test_variants_are_run_and_ranked_on_the_same_texts(
     said = "\n".join(ranking.notes)
     assert f"control (the recipe as it is): {tokens['control']:,} tokens" in said
     share = (tokens["long_pages"] / tokens["control"] - 1) * 100
-    assert f"long_pages (stages.gopher_quality.min_words: 150): {tokens['long_pages']:,} tokens" in said
+    assert f"long_pages (stages.gopher_quality.min_words: 400): {tokens['long_pages']:,} tokens" in said
     assert f", {share:+.1f} % against the control." in said
     capsys.readouterr()
     with Display() as display:
@@ -111,10 +111,10 @@ def test_files_of_both_kinds_are_told_apart(file: Path) -> None:
         ("mixture: blend.yaml", "mixtures: [blend.yaml]", r"filters.yaml:1: `mixture` is missing"),
         ("  all_pages:", "  control:", r"filters.yaml:\d+: .*beside `control`, which is the recipe as it is"),
         ("  all_pages:", "  a/b:", "becomes a folder"),
-        ("{stages.gopher_quality.min_words: 150}", "{}", "`long_pages` changes nothing"),
+        ("{stages.gopher_quality.min_words: 400}", "{}", "`long_pages` changes nothing"),
         ("seeds: [1, 2]", "seeds: [1, 1]", r"filters.yaml:\d+: .*1 is named twice"),
         ("recipe: small.yaml", "recipe: smal.yaml", "Did you mean .*small.yaml"),
-        ("min_words: 150", "min_wrods: 150", "variant long_pages: .*Did you mean `min_words`"),
+        ("min_words: 400", "min_wrods: 150", "variant long_pages: .*Did you mean `min_words`"),
     ],
 )
 def test_what_cannot_be_is_refused_before_any_work(

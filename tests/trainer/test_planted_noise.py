@@ -12,9 +12,8 @@ from gristmill.trainer import ablate as module
 from gristmill.trainer.ablate import Ablation, ablate
 
 sys.path.append(str(Path(__file__).parent))
-sys.path.append(str(Path(__file__).parents[1]))
-from conftest import write_token_texts
 from test_ablate import InProcess
+from token_texts import write_token_texts
 
 SPOILT = 0.3  # of the bytes of a document
 PIECE = 600  # bytes of a document: the bootstrap wants many
