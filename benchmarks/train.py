@@ -13,8 +13,8 @@ them; without it all have glibc's allocator with the settings that `gristmill tr
     train.10m, train.124m ...    tokens/s of each
     train.share_of_matrix_limit  tokens/s of ours as a share of those that the matrix products of a step alone allow,
                                  forward and backward, on the same sizes, in the same rounds
-    train.memory                 peak MB of our process beside the formula of `gristmill train --plan` (its peer value);
-                                 on a CPU the process also holds torch itself, and the compiler's packages
+    train.memory                 peak MB of our process; on a CPU it also holds torch itself, and the compiler's packages
+    train.memory_by_formula      MB of one rank, as `gristmill train --plan` computes them
     train.overhead               share of a run of ours that is not the step: data, checks, logging, and a checkpoint
                                  every --checkpoint-every steps
 
@@ -186,8 +186,8 @@ def figures(options: argparse.Namespace) -> Iterator[Figure]:
     share = statistics.median(ours / bare for ours, bare in zip(found[OURS], found.pop(LIMIT), strict=True))
     yield from compared(f"train.{options.shape}", "tokens/s", found)
     yield Figure("train.share_of_matrix_limit", share, "share")
-    formula = predicted_mb(options, shape)
-    yield Figure("train.memory", megabytes, "MB", "formula", formula, formula / megabytes)
+    yield Figure("train.memory", megabytes, "MB")
+    yield Figure("train.memory_by_formula", predicted_mb(options, shape), "MB")
     if options.checkpoint_every:
         yield Figure("train.overhead", overhead(options, shape), "share")
 
