@@ -13,7 +13,7 @@ them; without it all have glibc's allocator with the settings that `gristmill tr
     train.10m, train.124m ...    tokens/s of each
     train.share_of_matrix_limit  tokens/s of ours as a share of those that the matrix products of a step alone allow,
                                  forward and backward, on the same sizes, in the same rounds
-    train.memory                 peak MB of our process; on a CPU it also holds torch itself, and the compiler's packages
+    train.memory                 peak MB of our process; on a CPU it also holds torch and the compiler's packages
     train.memory_by_formula      MB of one rank, as `gristmill train --plan` computes them
     train.overhead               share of a run of ours that is not the step: data, checks, logging, and a checkpoint
                                  every --checkpoint-every steps
