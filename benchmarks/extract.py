@@ -9,6 +9,8 @@ DIR holds *.warc.gz of documentation pages. Figures:
                          called bare
     extract.f1           token F1 of the default engine on labelled pages, beside trafilatura with the stage's settings
     extract.f1_recall    the same with trafilatura set to `favour: recall`
+    extract.f1_rescue    the default engine with `min_share: 0.1`, beside itself without
+    extract.f1_sidebars  the default engine on the pages with menus, lists of sections and footers around the main text
     extract.f1_plain     the whole page's text: what no extraction would reach
 
 Labelled pages: the generators of documentation mark the main text (`rules` of `extract_labels.py`, by host), and put
@@ -27,6 +29,7 @@ from common import OURS, Figure, arguments, compared, note, peer, rounds, show, 
 from extract_labels import Labelled, f1, labelled
 
 MIN_PAGES = 100
+RESCUE = 0.1  # `min_share`: the best of 0.05 to 0.4 on the labelled pages
 
 
 def read(files: list[Path], count: int, skip: list[str]) -> Iterator[Figure]:
@@ -108,7 +111,11 @@ def _trafilatura() -> Callable[[str], str | None]:
 
 def quality(pages: list[Labelled], skip: list[str]) -> Iterator[Figure]:
     """extract.f1, extract.f1_recall, extract.f1_plain."""
-    engines = {"resiliparse": {}, "plain": {"engine": "plain"}}
+    engines: dict[str, dict[str, Any]] = {
+        "resiliparse": {},
+        "rescue": {"min_share": RESCUE},
+        "plain": {"engine": "plain"},
+    }
     trafilatura = peer("trafilatura", skip)
     if trafilatura:
         engines |= {favour: {"engine": "trafilatura", "favour": favour} for favour in ("precision", "recall")}
@@ -118,13 +125,31 @@ def quality(pages: list[Labelled], skip: list[str]) -> Iterator[Figure]:
         of = {n: statistics.mean(v for v, p in zip(s, pages, strict=True) if p.host == host) for n, s in scores.items()}
         note(f"  {host:42}" + "  ".join(f"{name} {value:.3f}" for name, value in of.items()))
     note(f"extract.f1: {len(pages):,} pages of {len({page.host for page in pages}):,} hosts.")
+    around = [page.sidebars for page in pages]
+    for group, which in (("with sidebars", around), ("without", [not one for one in around])):
+        of = {
+            n: statistics.mean(v for v, w in zip(s, which, strict=True) if w) for n, s in scores.items() if any(which)
+        }
+        note(f"  {sum(which):,} pages {group}: " + "  ".join(f"{name} {value:.3f}" for name, value in of.items()))
     ours = means["resiliparse"]
     for bench, favour in (("extract.f1", "precision"), ("extract.f1_recall", "recall")):
         if trafilatura:
             yield Figure(bench, ours, "F1", trafilatura, means[favour], ours / means[favour])
         else:
             yield Figure(bench, ours, "F1")
+    yield Figure("extract.f1_rescue", means["rescue"], "F1", OURS, ours, means["rescue"] / ours)
+    if any(around):
+        yield from _sidebars(scores, around, trafilatura)
     yield Figure("extract.f1_plain", means["plain"], "F1")
+
+
+def _sidebars(scores: dict[str, list[float]], around: list[bool], trafilatura: str | None) -> Iterator[Figure]:
+    mean = {n: statistics.mean(v for v, w in zip(s, around, strict=True) if w) for n, s in scores.items()}
+    if trafilatura:
+        ratio = mean["resiliparse"] / mean["precision"]
+        yield Figure("extract.f1_sidebars", mean["resiliparse"], "F1", trafilatura, mean["precision"], ratio)
+    else:
+        yield Figure("extract.f1_sidebars", mean["resiliparse"], "F1")
 
 
 def _scores(pages: list[Labelled], options: dict[str, Any]) -> list[float]:
@@ -136,7 +161,7 @@ def _scores(pages: list[Labelled], options: dict[str, Any]) -> list[float]:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--pages", type=int, default=200, help="labelled pages, spread evenly over the hosts")
+    parser.add_argument("--pages", type=int, default=300, help="labelled pages, spread evenly over the hosts")
     parser.add_argument("--min-pages", type=int, default=MIN_PAGES, help="fewer are an error")
     parser.add_argument("--files", type=int, default=1, help="WARC files to read for the speeds")
     parser.add_argument("--rounds", type=int, default=3)

@@ -29,11 +29,15 @@ def _has(*classes: str) -> str:
 
 @dataclass(frozen=True)
 class Rule:
-    """hosts: pattern of the host's beginning. main: the first match holds the main text. without: removed from it."""
+    """hosts: pattern of the host's beginning. main: the first match holds the main text. without: removed from it.
+
+    sidebars: around the main text stand menus, lists of sections and footers, as on most pages of the web.
+    """
 
     hosts: str
     main: str
     without: str = ""
+    sidebars: bool = False
 
 
 _DOCBOOK_PARTS = ("chapter", "section", "sect1", "sect2", "sect3", "refentry", "appendix", "preface", "article")
@@ -42,13 +46,32 @@ _DOCBOOK_NAVIGATION = f".//div[{_has('toc', 'navheader', 'navfooter', 'titlepage
 RULES = (
     Rule(r"libreoffice-help-", "//*[@id='DisplayArea']", f".//div[{_has('howtoget')}]"),
     Rule(
-        r"(installation-guide|postgresql-doc|libboost|aptitude-doc|debian-reference|debian-handbook|harden-doc|gimp-help"
-        r"|developers-reference)",
+        r"(installation-guide|postgresql-doc|libboost|aptitude-doc|debian-reference|debian-handbook|harden-doc|gimp-help)",
         _DOCBOOK,
         _DOCBOOK_NAVIGATION,
     ),
-    Rule(r"linux-doc", "//div[@role='main']", f".//a[{_has('headerlink')}]"),
-    Rule(r"python3", f"//div[{_has('body')}]", f".//a[{_has('headerlink')}]|.//div[{_has('contents')}]"),
+    Rule(r"linux-doc", "//div[@role='main']", f".//a[{_has('headerlink')}]", sidebars=True),
+    Rule(
+        r"(python3\.|debian-policy|developers-reference)",
+        f"//div[{_has('body')}]",
+        f".//a[{_has('headerlink')}]|.//div[{_has('contents')}]",
+        sidebars=True,
+    ),
+    Rule(
+        r"python-django-doc",
+        "//*[@id='yui-main']",
+        f".//a[{_has('headerlink')}]|.//div[{_has('contents', 'nav')}]|.//nav[{_has('contents')}]",
+        sidebars=True,
+    ),
+    Rule(
+        r"rust-doc",
+        "//*[@id='main-content']|//div[@id='content']//main",
+        f".//a[{_has('anchor', 'src', 'srclink', 'header')}]|.//button|.//*[{_has('out-of-band', 'side-by-side')}]",
+        sidebars=True,
+    ),
+    Rule(r"openjdk-17-doc", "//main", f".//nav|.//ul[{_has('sub-nav-list')}]", sidebars=True),
+    Rule(r"erlang-doc", "//*[@id='content']", f".//a[{_has('ghlink', 'ghlink-after')}]", sidebars=True),
+    Rule(r"sqlite3-doc", "//body", f".//div[{_has('nosearch', 'fancy_toc', 'toct')}]", sidebars=True),
     Rule(r"git-doc", "//*[@id='content']"),
     Rule(r"apache2-doc", "//*[@id='page-content']", f".//*[@id='quickview']|.//div[{_has('top', 'toplang')}]"),
     Rule(r"qtbase5-doc", f"//div[{_has('mainContent')}]", f".//div[{_has('sidebar', 'toc')}]"),
@@ -70,6 +93,7 @@ class Labelled:
     url: str
     html: bytes
     text: str
+    sidebars: bool = False  # see Rule
 
 
 def labelled(pages: Iterable[tuple[str, bytes]], count: int) -> list[Labelled]:
@@ -93,11 +117,12 @@ def labelled(pages: Iterable[tuple[str, bytes]], count: int) -> list[Labelled]:
 
 
 def _labels(host: str, pages: list[tuple[int, str, bytes]], most: int) -> list[Labelled]:
-    out = []
-    for _, url, html in pages:
+    out: list[Labelled] = []
+    rule = _rule(host)
+    for _, url, html in pages if rule else ():
         text = label(host, html)
-        if text is not None and len(tokens(text)) >= MIN_TOKENS:
-            out.append(Labelled(host, url, html, text))
+        if rule and text is not None and len(tokens(text)) >= MIN_TOKENS:
+            out.append(Labelled(host, url, html, text, rule.sidebars))
         if len(out) == most:
             break
     return out

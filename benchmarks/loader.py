@@ -39,8 +39,10 @@ import pyarrow as pa
 import xxhash
 from common import OURS, Figure, arguments, compared, in_own_process, peer, rounds, show
 
-from gristmill.mixtures import kernels
+from gristmill.mixtures import kernels, window_kernels
 from gristmill.mixtures.mixture import Mixture
+from gristmill.tokenize.blocks import metadata_of
+from gristmill.tokenize.pieces import index_bytes
 from gristmill.tokenize.shards import INDEX_SCHEMA, ShardInfo, TokenManifest, TokenSet
 
 SEQ_LEN = 2048
@@ -67,10 +69,7 @@ def make_tokens(folder: Path, megabytes: float) -> None:
                 "length": np.full(documents, DOCUMENT_TOKENS, np.uint32),
                 "bytes": np.full(documents, 4 * DOCUMENT_TOKENS, np.uint32),
             }
-            sink = pa.BufferOutputStream()
-            with pa.ipc.new_file(sink, INDEX_SCHEMA) as writer:
-                writer.write_table(pa.table(columns, schema=INDEX_SCHEMA))
-            index = sink.getvalue().to_pybytes()
+            index = index_bytes(pa.table(columns, schema=INDEX_SCHEMA), metadata_of(ids.data))
             (folder / f"{name}.bin").write_bytes(ids.tobytes())
             (folder / f"{name}.idx").write_bytes(index)
             hashes = [xxhash.xxh3_128_hexdigest(data) for data in (ids.tobytes(), index)]
@@ -100,6 +99,7 @@ def make_tokens(folder: Path, megabytes: float) -> None:
 
 def plan_of(folder: Path, windows: int) -> Any:
     kernels.warm()
+    window_kernels.warm()
     mixture = Mixture(name="benchmark", sources={"web": 0.7, "code": 0.3}, max_epochs=1000)
     return mixture.plan(TokenSet.open(folder), SEQ_LEN, windows * SEQ_LEN, seed=1)
 
@@ -230,6 +230,7 @@ def loaders(skip: list[str]) -> tuple[dict[str, Loader], dict[str, Loader]]:
 
 def figures(options: argparse.Namespace) -> Iterator[Figure]:
     kernels.warm()
+    window_kernels.warm()
     yield from order_figures()
     yield from start_figures(options.documents, options.rounds, options.skip)
     ways, peers = loaders(options.skip)

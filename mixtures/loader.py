@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from gristmill.mixtures.kernels import number_documents
 from gristmill.mixtures.plan import MixtureError, Plan
 from gristmill.mixtures.reader import Reader
+from gristmill.mixtures.window_kernels import number_documents
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ another file that are not given here. With `tokens`, `seq_len` and `budget_token
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,7 +44,7 @@ from pydantic import Field, field_validator, model_validator
 
 from gristmill.mixtures.consumption import Consumption
 from gristmill.mixtures.plan import MixtureError, Plan
-from gristmill.mixtures.selection import select
+from gristmill.mixtures.selection import ONE, select
 from gristmill.mixtures.where import Where
 from gristmill.mixtures.wishes import check_epochs, packed, settle, sizes_of
 from gristmill.stages.documents import Settings
@@ -190,6 +191,7 @@ class Mixture(Settings):
         budget_tokens: int | None = None,
         seed: int | None = None,
         continue_from: Consumption | None = None,
+        target_tokens: int | None = None,
     ) -> Plan:
         """Compiles the mixture for given sources. Raises MixtureError when a wish cannot be met, saying what could.
 
@@ -197,6 +199,8 @@ class Mixture(Settings):
         sources under their own names.
         budget_tokens: of the whole run; may be left out where every length is given in tokens or epochs.
         continue_from: what an earlier run has used; this one takes up each source where that one stopped.
+        target_tokens: of the run that this one stands for; each source keeps budget_tokens / target_tokens of its
+        tokens, so that it is repeated as often as there (`subsample.py`).
 
         What is not given here is taken from the mixture; then seq_len and seed from the run to continue from, and
         the seed is 0 at last.
@@ -210,10 +214,13 @@ class Mixture(Settings):
         if isinstance(tokens, str | Path):
             tokens = TokenSet.open(tokens)
         left_out: tuple[str, ...] = ()
+        share = self._share(tokens, budget_tokens, target_tokens, continue_from)
         if isinstance(tokens, TokenSet) and (
-            any(wish.is_part for wish in self.sources.values()) or (continue_from is not None and continue_from.parts)
+            share < 1
+            or any(wish.is_part for wish in self.sources.values())
+            or (continue_from is not None and continue_from.parts)
         ):
-            tokens, left_out = select(self, tokens, continue_from)
+            tokens, left_out = select(self, tokens, continue_from, share)
         sizes = sizes_of(tokens)
         if self.packing == "best_fit":
             sizes = packed(self, tokens, sizes, seq_len)
@@ -232,6 +239,29 @@ class Mixture(Settings):
         )
         check_epochs(self, plan)
         return plan
+
+    def _share(
+        self, tokens: Any, budget_tokens: int | None, target_tokens: int | None, continue_from: Consumption | None
+    ) -> Fraction:
+        """Of the tokens of each source that the plan is to use."""
+        if target_tokens is None:
+            return ONE
+        if continue_from is not None:
+            raise MixtureError(
+                f"Mixture {self.name}: target_tokens cannot be given to a run that continues another: that one's "
+                "documents are chosen already. Leave it out."
+            )
+        if budget_tokens is None or target_tokens < budget_tokens:
+            raise MixtureError(
+                f"Mixture {self.name}: target_tokens {target_tokens:,} is of a larger run than this one, whose "
+                f"budget_tokens is {'not given' if budget_tokens is None else f'{budget_tokens:,}'}."
+            )
+        if not isinstance(tokens, TokenSet):
+            raise MixtureError(
+                f"Mixture {self.name}: with target_tokens documents are chosen, so the plan needs token shards, not "
+                "sizes alone."
+            )
+        return Fraction(budget_tokens, target_tokens)
 
     def _given(self, name: str, value: Any, otherwise: Any = None) -> Any:
         """The argument, else the setting of that name, else `otherwise`. Raises MixtureError where there is none."""

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from gristmill.mixtures.kernels import gather, gather_pieces, number_ranges
 from gristmill.mixtures.packing import Packing
 from gristmill.mixtures.plan import Plan
 from gristmill.mixtures.selection import SelectedTokens
+from gristmill.mixtures.window_kernels import gather, gather_pieces, number_ranges
 
 FEW_WINDOWS = 8  # below it, looking up addresses costs more than reading window by window
 
@@ -65,7 +65,7 @@ class Reader:
             shard, low, inside = self._shards[s].places(begin, out.shape[1])
             for at in np.unique(shard[inside]).tolist():
                 mine = inside & (shard == at)
-                number_ranges(held.index(at).start, low[mine], rows[mine], out)
+                number_ranges(held.files(at).index.start, low[mine], rows[mine], out)
             for i in np.flatnonzero(~inside).tolist():
                 number_ranges(held.bounds(int(begin[i]), out.shape[1]), np.zeros(1, np.int64), rows[i : i + 1], out)
 
@@ -115,12 +115,18 @@ class _Shards:
         self.first = np.zeros(len(source.shards), np.int64)  # address of the first id of each shard, 0: not mapped
 
     def addresses(self, begin: np.ndarray, length: int | np.ndarray) -> np.ndarray:
-        """Addresses (n,) int64 of the ranges that start at begin (n,); 0 where a range lies in more than one shard."""
+        """Addresses (n,) int64 of the ranges that start at begin (n,); 0 where a range lies in more than one shard.
+
+        Raises TokenError when the ids of one were changed since they were written.
+        """
         shard, offset, whole = self.places(begin, length)
         for s in np.unique(shard[whole]).tolist():
+            files = self.source.files(s)
             if self.views[s] is None:
-                view = self.source.read(int(self.starts[s]), int(self.starts[s + 1] - self.starts[s]))
-                self.views[s], self.first[s] = view, view.ctypes.data
+                self.views[s], self.first[s] = files.ids, files.ids.ctypes.data
+            if files.compares:
+                mine = whole & (shard == s)
+                files.compare(offset[mine], (offset + length)[mine])
         return np.where(whole, self.first[shard] + offset * self.source.dtype.itemsize, 0)
 
     def places(self, begin: np.ndarray, length: int | np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

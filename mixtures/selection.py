@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
 
 from gristmill.mixtures.plan import MixtureError
+from gristmill.mixtures.subsample import document_keys, thinned
 from gristmill.mixtures.where import Where
 from gristmill.stages.settings_file import nearest
 from gristmill.tokenize.measures import document_columns
@@ -27,6 +29,8 @@ from gristmill.tokenize.shards import ShardInfo, SourceTokens, TokenError, Token
 if TYPE_CHECKING:
     from gristmill.mixtures.consumption import Consumption
     from gristmill.mixtures.mixture import Mixture
+
+ONE = Fraction(1)
 
 
 class SelectedTokens:
@@ -106,8 +110,12 @@ def _documents(source: SourceTokens) -> tuple[np.ndarray, np.ndarray, np.ndarray
     return np.concatenate(starts), np.concatenate(lengths), np.concatenate(sizes)
 
 
-def select(mixture: Mixture, tokens: TokenSet, books: Consumption | None) -> tuple[TokenSet, tuple[str, ...]]:
+def select(
+    mixture: Mixture, tokens: TokenSet, books: Consumption | None, share: Fraction = ONE
+) -> tuple[TokenSet, tuple[str, ...]]:
     """-> (the token set with the mixture's parts of sources as sources, notes on what they leave out).
+
+    share: of the tokens of each source, to be kept by whole documents (`subsample.py`).
 
     Raises MixtureError where two sources of the mixture share documents, where a part holds documents that an earlier
     run used under another name, or where what was measured is not known.
@@ -134,7 +142,32 @@ def select(mixture: Mixture, tokens: TokenSet, books: Consumption | None) -> tup
             notes.append(f"{left:,} of {total:,} documents of {whole_name} are in no source of this mixture")
     if books is not None:
         _check_books(mixture, tokens, chosen, books)
+    if share < 1:
+        notes += _thin(chosen, tokens, sources, mixture, share)
     return replace(tokens, sources=sources), tuple(notes)
+
+
+def _thin(
+    chosen: Mapping[str, Mapping[str, np.ndarray]],
+    tokens: TokenSet,
+    sources: dict[str, Any],
+    mixture: Mixture,
+    share: Fraction,
+) -> list[str]:
+    """Cuts every source of the mixture down -> what is left of each."""
+    notes = []
+    for whole_name, masks in chosen.items():
+        whole = tokens.sources[whole_name]
+        keys, length = document_keys(whole), _documents(whole)[1]
+        for name, mask in masks.items():
+            kept = thinned(keys, length, mask, share)
+            sources[name] = SelectedTokens(name, whole, kept, _condition(mixture.sources[name].where))
+            notes.append(
+                f"{name}: {int(kept.sum()):,} of {int(mask.sum()):,} documents, {sources[name].tokens:,} of "
+                f"{int(length[mask].sum()):,} tokens, so that it is repeated as often as in the run that this one "
+                "stands for"
+            )
+    return notes
 
 
 def _condition(where: str | None) -> str:

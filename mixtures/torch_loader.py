@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from gristmill.mixtures.kernels import targets_of
 from gristmill.mixtures.loader import Batch, Loader
 from gristmill.mixtures.plan import Plan
+from gristmill.mixtures.window_kernels import targets_of
 
 IGNORED = -100  # the target that torch.nn.functional.cross_entropy leaves out
 

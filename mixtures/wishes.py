@@ -88,7 +88,11 @@ def settle(
 
 def _size(mixture: Mixture, name: str, sizes: Mapping[str, SourceSize], seq_len: int) -> SourceSize:
     if name not in sizes:
-        raise MixtureError(f"Mixture {mixture.name}: there are no tokens of source {name!r}.{nearest(name, sizes)}")
+        wanted = mixture.sources[name].source or name
+        of = f" for {name!r}" if wanted != name else ""
+        raise MixtureError(
+            f"Mixture {mixture.name}: there are no tokens of source {wanted!r}{of}.{nearest(wanted, sizes)}"
+        )
     size = sizes[name]
     if size.windows(seq_len) == 0:
         raise MixtureError(

@@ -59,6 +59,7 @@ class Beacon:
             "updated": now,
             "dashboard": self._engine.dashboard,
             "workers": self._workers,
+            "tried_again": self._engine.tried_again,
         }
         if self._phase is not None and state == "running":
             phase = self._phase

@@ -35,10 +35,11 @@ from gristmill.pipelines.limits_found import (
     Proposal,
     StageLimits,
 )
-from gristmill.pipelines.open_run import Run, RunError, heading_of
+from gristmill.pipelines.open_run import Run, RunError
 from gristmill.pipelines.quantiles import READINGS, StreamedRank
 from gristmill.pipelines.reached import Documents, Reached
 from gristmill.pipelines.report.limits import SIDES, StageRules, rules_of
+from gristmill.pipelines.run_books import heading_of
 from gristmill.pipelines.stop_words import stop_words_of
 from gristmill.stages.documents import Rule
 from gristmill.stages.language_limits import is_unsegmented

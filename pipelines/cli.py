@@ -131,51 +131,6 @@ def status(
         console().print(statuses.shown(found))
 
 
-@app.command(epilog=example("gristmill inspect out/demo/run --reason too_few_words -n 3"))
-def inspect(
-    run_folder: RunArgument,
-    stage: Annotated[str | None, typer.Option(help="Only documents that this stage dropped.")] = None,
-    reason: Annotated[str | None, typer.Option(help="Only documents with this reason.")] = None,
-    source: Annotated[str | None, typer.Option(help="Only documents of this source.")] = None,
-    language: Annotated[str | None, typer.Option(help="Only documents in this language.")] = None,
-    text: Annotated[str | None, typer.Option(help="Only documents whose text holds these words.")] = None,
-    kept: Annotated[bool, typer.Option("--kept", help="Documents that were kept, not dropped ones.")] = False,
-    cluster: Annotated[
-        str | None, typer.Option(help="The duplicates of this document, with what differs; alone.", metavar="DOC_ID")
-    ] = None,
-    n: Annotated[int, typer.Option("-n", min=1, help="How many.")] = 10,
-    seed: Annotated[int, typer.Option(help="Another seed shows other documents.")] = 0,
-    as_json: JsonOption = False,
-) -> None:
-    """Look at documents: dropped ones with their reasons and measures, or kept ones."""
-    from gristmill.pipelines import clusters
-    from gristmill.pipelines import inspect as inspection
-    from gristmill.pipelines.open_run import open_run
-
-    if cluster is not None:
-        members = clusters.members(open_run(run_folder), cluster, n)
-        if as_json:
-            sys.stdout.write(clusters.as_json_lines(members))
-        else:
-            clusters.render(members, console())
-        return
-    found = inspection.inspect(
-        open_run(run_folder),
-        stage=stage,
-        reason=reason,
-        source=source,
-        language=language,
-        kept=kept,
-        text=text,
-        n=n,
-        seed=seed,
-    )
-    if as_json:
-        sys.stdout.write(inspection.as_json_lines(found))
-    else:
-        inspection.render(found, console())
-
-
 @app.command(epilog=example("gristmill rules out/demo/run --source docs"))
 def rules(
     run_folder: RunArgument,
@@ -262,22 +217,6 @@ def contamination(
         print(f"{len(found.unchecked) - 5:,} more cannot be checked; --json lists all.")
 
 
-@app.command(epilog=example("gristmill report out/demo/run"))
-def report(
-    run_folder: RunArgument,
-    other: Annotated[str | None, typer.Argument(metavar="[RUN]", help="A second run, to compare with.")] = None,
-    out: Annotated[str | None, typer.Option("--out", help="File to write. Default: in the first run.")] = None,
-) -> None:
-    """Write the quality report of a run, or the comparison of two: one HTML file that opens offline."""
-    from gristmill.pipelines.report.compare import write_comparison
-    from gristmill.pipelines.report.write import write_report
-
-    if other is None:
-        print(write_report(run_folder, out))
-    else:
-        print(write_comparison(run_folder, other, out or f"{run_folder.rstrip('/')}/comparison.html"))
-
-
 @app.command(epilog=example("gristmill calibrate out/demo/run --target-removal 0.1 --out limits.yaml"))
 def calibrate(
     run_folder: Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or the recipe file of a run.")],
@@ -350,10 +289,21 @@ def warmup() -> None:
 
 
 def _add_verbs() -> None:
-    from gristmill.pipelines import cli_documents, cli_download, cli_models, cli_plan, cli_tokens, cli_training
+    from gristmill.pipelines import (
+        cli_documents,
+        cli_download,
+        cli_evaluate,
+        cli_look,
+        cli_models,
+        cli_plan,
+        cli_tokens,
+        cli_training,
+    )
 
     cli_documents.register(app)
     cli_download.register(app)
+    cli_evaluate.register(app)
+    cli_look.register(app)
     cli_models.register(app)
     cli_plan.register(app)
     cli_tokens.register(app)

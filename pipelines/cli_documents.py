@@ -59,7 +59,9 @@ def documents(
 
 
 def model(
-    trained: Annotated[str, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A training run, or one checkpoint.")],
+    trained: Annotated[
+        str, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A training run (RUN@STEP, RUN@best), or a checkpoint.")
+    ],
     out: Annotated[str, typer.Option("--out", help="Folder to write; it must be empty or not there.", metavar="DIR")],
     dtype: Annotated[str, typer.Option(help="Of the weights: float32 or bfloat16.")] = "float32",
 ) -> None:
@@ -75,7 +77,9 @@ def model(
 
 
 def generate(
-    trained: Annotated[str, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A training run, or one checkpoint.")],
+    trained: Annotated[
+        str, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A training run (RUN@STEP, RUN@best), or a checkpoint.")
+    ],
     prompt: Annotated[str, typer.Option(help="Text that the model goes on from.")] = "",
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write at most.")] = 64,
     seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,

@@ -1,4 +1,4 @@
-"""The verbs about mixtures and models: `mixture`, `train`, `ablate`."""
+"""The verbs about mixtures and models: `mixture`, `train`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from gristmill.trainer.config import TrainConfig
 
 MixtureArgument = Annotated[str, typer.Argument(metavar="MIXTURE", help="A mixture file.")]
-TokensOption = Annotated[
-    str, typer.Option("--tokens", help="Folder of token shards: `tokens` in a run.", metavar="DIR")
-]
 JsonOption = Annotated[bool, typer.Option("--json", help="For programs: JSON on standard output.")]
 
 
@@ -62,9 +59,6 @@ def register(app: typer.Typer) -> None:
         mixture.command(name, epilog=f"Example:  {_EXAMPLES[name]}")(verb)
     register_suggest(mixture)
     app.command(epilog="Example:  gristmill train train.yaml --mixture mixtures/blend.yaml --tokens RUN/tokens")(train)
-    app.command(epilog="Example:  gristmill ablate pipelines/recipes/ablation_demo.yaml --tokens out/demo/run/tokens")(
-        ablate
-    )
 
 
 def _compiled(
@@ -94,7 +88,8 @@ def _compiled(
     books = None if continue_from is None else Consumption.read(continue_from)
     if books is None and mixture.seq_len is None:
         seq_len = seq_len or 2048
-    plan = mixture.plan(tokens, seq_len, budget, seed, books)
+    target = None if settings is None else settings.target_tokens
+    plan = mixture.plan(tokens, seq_len, budget, seed, books, target)
     if settings is None:
         return plan, None
     from gristmill.trainer.feed import phases_of
@@ -167,25 +162,40 @@ def diff(
 
 
 def train(
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A file of training settings.")],
+    config: Annotated[
+        str | None,
+        typer.Argument(metavar="CONFIG", help="A file of training settings. Default with --from: the trunk's."),
+    ] = None,
     mixture: Annotated[str | None, typer.Option("--mixture", help="A mixture file.", metavar="FILE")] = None,
     tokens: Annotated[
         str | None, typer.Option("--tokens", help="Folder of token shards: `tokens` in a run.", metavar="DIR")
+    ] = None,
+    begin_from: Annotated[
+        str | None,
+        typer.Option("--from", help="Fork a run from one of its checkpoints.", metavar="RUN[@STEP]"),
+    ] = None,
+    branch_tokens: Annotated[
+        int | None,
+        typer.Option("--branch-tokens", min=1, help="With --from: train so many tokens more, the rate falling to 0."),
     ] = None,
     out: Annotated[str, typer.Option("--out", help="Folder of the run; what it has is continued.")] = "out/train",
     plan: Annotated[bool, typer.Option("--plan", help="Train nothing: print size, compute, time and memory.")] = False,
     gpu: Annotated[str, typer.Option("--gpu", help="Of the plan: the GPU of each rank.")] = "h100",
     mfu: Annotated[float, typer.Option("--mfu", help="Of the plan: share of the GPU's peak that is reached.")] = 0.4,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Write traces of a few steps by PyTorch's profiler into the run's folder.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train one model on a mixture and score it on held-out documents; or with --plan, say what that would take."""
     from gristmill.pipelines.ablation import loss_of
     from gristmill.pipelines.progress import Display
-    from gristmill.stages.settings_file import SettingsError, load
-    from gristmill.trainer.config import TrainConfig
+    from gristmill.stages.settings_file import SettingsError
     from gristmill.trainer.launch import run
 
-    settings = load(TrainConfig, config)
+    settings = _settings(config, begin_from, branch_tokens)
+    if profile:
+        settings = settings.model_copy(update={"profile": True})
     if plan:
         _show_sizing(settings, tokens, gpu, mfu, as_json)
         return
@@ -208,33 +218,25 @@ def train(
     print(f"{outcome.out}: {outcome.status}")
 
 
+def _settings(config: str | None, begin_from: str | None, branch_tokens: int | None) -> TrainConfig:
+    """The settings of a file, of a trunk, or of both together."""
+    from gristmill.stages.settings_file import SettingsError, load
+    from gristmill.trainer.config import TrainConfig
+    from gristmill.trainer.fork import branch_config
+
+    settings = load(TrainConfig, config).below(Path(config).parent) if config is not None else None
+    if begin_from is not None and branch_tokens is not None:
+        return branch_config(begin_from, branch_tokens, settings)
+    if branch_tokens is not None:
+        raise SettingsError("--branch-tokens counts from a fork: name it with --from RUN[@STEP].")
+    if settings is None:
+        raise SettingsError("Name the settings: a CONFIG file, or --from RUN[@STEP] with --branch-tokens N.")
+    return settings if begin_from is None else settings.model_copy(update={"init_from": begin_from})
+
+
 def _show_sizing(settings: TrainConfig, tokens: str | None, gpu: str, mfu: float, as_json: bool) -> None:
     from gristmill.tokenize.shards import read_manifest
     from gristmill.trainer.sizing import size
 
     sizing = size(settings, read_manifest(tokens).vocab_size if tokens is not None else 0, gpu, mfu)
     print(orjson.dumps(sizing.data(), option=orjson.OPT_INDENT_2).decode() if as_json else sizing.table().rstrip())
-
-
-def ablate(
-    file: Annotated[str, typer.Argument(metavar="ABLATION", help="An ablation file.")],
-    tokens: TokensOption,
-    out: Annotated[str | None, typer.Option("--out", help="Default: `ablation` beside the tokens.")] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Train one model per mixture and seed, score them, and rank the mixtures with intervals."""
-    from gristmill.pipelines.ablation import ranking_rows, run_ablation
-    from gristmill.pipelines.progress import Display
-    from gristmill.pipelines.tables import console, plain_table
-
-    folder = out or str(Path(tokens.rstrip("/")).parent / "ablation")
-    with Display(as_json=as_json) as display:
-        _, ranking = run_ablation(Path(file), tokens, folder, display)
-    if as_json:
-        print(orjson.dumps({"event": "result", "ranking": ranking}).decode())
-        return
-    columns, rows, verdicts = ranking_rows(ranking)
-    shown = console()
-    shown.print(plain_table("Ranking", columns, rows))
-    for line in verdicts:
-        shown.print(line, highlight=False)

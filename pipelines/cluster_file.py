@@ -27,7 +27,7 @@ from gristmill.stages.settings_file import SettingsError, SettingsFile, build, n
 
 PACKAGES = {"dask_jobqueue": "gristmill[cluster]"}  # module -> what to install, where the name does not say it
 ALL = "run"  # the entry of `resources` that is for every piece
-OTHER_WORK = ("models", "tokenizer", "tokens", "holdout")  # what a run does besides its stages
+OTHER_WORK = ("models", "tokenizer", "tokens", "holdout", "ablation")  # what a run does besides its stages
 
 
 class Adapt(Settings):

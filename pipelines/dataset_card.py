@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from ruamel.yaml import YAML
 
-from gristmill.pipelines.open_run import HELD_OUT, INPUT, Run, funnel
+from gristmill.pipelines.funnel import HELD_OUT, INPUT, funnel
+from gristmill.pipelines.open_run import Run
 from gristmill.stages.documents import Batch
 
 _SIZES = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")

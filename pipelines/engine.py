@@ -87,6 +87,9 @@ class Engine(Protocol):
     @property
     def cut_short(self) -> int: ...
 
+    @property
+    def tried_again(self) -> int: ...  # attempts at pieces that had failed before
+
     def run(
         self, function: Callable[[Any], Any], orders: Sequence[Any], done: Done, care: Care = ...
     ) -> list[Failure]: ...
@@ -116,7 +119,7 @@ class InProcess:
 
     workers = 1
     dashboard = None
-    cut_short = 0
+    cut_short = tried_again = 0
 
     def __init__(self, pause: Callable[[float], None] = time.sleep) -> None:
         self._pause = pause
@@ -151,6 +154,7 @@ class InProcess:
                 if not transient or attempt == TRIES:
                     return _failure(position, error, attempt)
                 self._pause(PAUSES_S[attempt - 1])
+                self.tried_again += 1
             else:
                 done(position, result)
                 return None
@@ -182,6 +186,7 @@ class OnDask:
         self.dashboard = str(client.dashboard_link) if client.dashboard_link else None
         self.timeout_s, self.straggler_s, self.pauses_s = timeout_s, straggler_s, pauses_s
         self.cut_short = 0  # attempts that may have left half-written files: killed, or overtaken
+        self.tried_again = 0
         self._current: _Pass | None = None
 
     @property
@@ -299,6 +304,7 @@ class _Pass:
             piece.started = piece.started or now
 
     def _submit(self, piece: _Piece, order: Any = None, **where: Any) -> None:
+        self._engine.tried_again += order is None and piece.kills + piece.tries > 0
         order = self._orders[piece.position] if order is None else order
         piece.submitted = time.monotonic()
         if self._care.resources:

@@ -9,6 +9,7 @@ have it come first.
 
 from __future__ import annotations
 
+import difflib
 import heapq
 import json
 import math
@@ -33,6 +34,39 @@ NOT_MEASURES = {*BASE_FIELDS, "text", "html", "language", "stage", "reasons", "c
 
 
 @dataclass(frozen=True)
+class Range:
+    """A condition on a measure: from `low` to `high`, both inclusive; None leaves a side open."""
+
+    measure: str
+    low: float | None = None
+    high: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Range:
+        """`gopher_quality.words=10:50`, `...=10:` or `...=:50`. Raises RunError."""
+        measure, equals, bounds = text.partition("=")
+        low, colon, high = bounds.partition(":")
+        try:
+            if not (measure and equals and colon):
+                raise ValueError(text)
+            return cls(measure, *(float(bound) if bound.strip() else None for bound in (low, high)))
+        except ValueError:
+            raise RunError(
+                f"{text!r} is no range of a measure. Write NAME=LOW:HIGH, for example gopher_quality.words=10:50; "
+                "a side may be left out."
+            ) from None
+
+    def passes(self, values: np.ndarray) -> np.ndarray:
+        """values (n,) float64 -> (n,) bool. A document without a value does not pass."""
+        rows = ~np.isnan(values)
+        if self.low is not None:
+            rows &= values >= self.low
+        if self.high is not None:
+            rows &= values <= self.high
+        return rows
+
+
+@dataclass(frozen=True)
 class Filter:
     """Which documents to look at. None asks for no condition."""
 
@@ -41,6 +75,8 @@ class Filter:
     source: str | None = None
     language: str | None = None
     text: str | None = None  # words in the text, whatever their case
+    ranges: tuple[Range, ...] = ()
+    address: bool = False  # the words of `text` may stand in the address as well
 
     def columns(self) -> list[str]:
         """Columns that the conditions read."""
@@ -51,7 +87,8 @@ class Filter:
             "language": self.language,
             "text": self.text,
         }
-        return [name for name, wanted in asked.items() if wanted is not None]
+        names = [name for name, wanted in asked.items() if wanted is not None]
+        return [*names, *(["url"] if self.text is not None and self.address else []), *(r.measure for r in self.ranges)]
 
     def matches(self, table: pa.Table) -> np.ndarray:
         """Rows of the table -> (n,) bool. A column that the table lacks matches nothing."""
@@ -62,8 +99,20 @@ class Filter:
         if self.reason is not None:
             rows &= _has_reason(table, self.reason)
         if self.text is not None:
-            found = pc.match_substring(table["text"], self.text, ignore_case=True)
-            rows &= _bool(found)
+            rows &= self._has_text(table)
+        for wanted_range in self.ranges:
+            if wanted_range.measure in table.schema.names:
+                values = table[wanted_range.measure].cast(pa.float64()).to_numpy()
+                rows &= wanted_range.passes(np.asarray(values, np.float64))
+            else:
+                rows[:] = False
+        return rows
+
+    def _has_text(self, table: pa.Table) -> np.ndarray:
+        rows = np.zeros(table.num_rows, dtype=bool)
+        for name in ("text", "url") if self.address else ("text",):
+            if name in table.schema.names:
+                rows |= _bool(pc.match_substring(table[name], self.text, ignore_case=True))
         return rows
 
 
@@ -78,19 +127,20 @@ def inspect(
     seed: int = 0,
     *,
     language: str | None = None,
+    ranges: Sequence[Range] = (),
 ) -> list[dict[str, Any]]:
     """Up to n documents, ready for JSON: doc_id, source, url, stage, reasons, chars, bytes, measures, text and so on.
 
     Dropped documents by default; with `kept`, those that the last segment kept, or the segment of `stage`. `text` is
-    None where a dropped document's text was not sampled. Raises RunError for a stage, reason or source that the run
-    does not have.
+    None where a dropped document's text was not sampled. Raises RunError for a stage, reason, source or measure that
+    the run does not have.
     """
     if n < 1:
         raise RunError(f"n is {n}; ask for 1 document or more.")
-    _check_names(run, stage, reason, source, kept)
+    check_names(run, stage, reason, source, kept, ranges)
     segment = run.segment_of(stage) if stage is not None else None
     name = stage.partition(" ")[0] if stage is not None and not kept else None  # the label may name a segment as well
-    wanted = Filter(name, reason, source, language, text)
+    wanted = Filter(name, reason, source, language, text, tuple(ranges))
     parts = run.parts("kept" if kept else "dropped", segment)
     return [document(row) for row in pick(run, parts, wanted, n, seed)]
 
@@ -103,21 +153,24 @@ def pick(
     seed: int,
     group_of: Callable[[pa.Table], Sequence[Any]] | None = None,
     row_groups: int | None = None,
+    columns: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """Rows of Parquet files that match: the n with the lowest hash, of each group if `group_of` gives one a row.
 
     Only columns with conditions are read in the first pass, and only the row groups of the chosen rows in the second.
-    Rows come with the `segment` that they are from and their `rank` in their group, lowest first.
-    row_groups: how many row groups of each file to look into, spread evenly; None reads all.
+    Rows come with the `segment` and `part` that they are from and their `rank` in their group, lowest first.
+    row_groups: how many row groups of each file to look into, spread evenly; None reads all. columns: that `group_of`
+    needs beside source, stage and reasons.
     """
     heaps: dict[Any, list[tuple[bool, int, int, int, int]]] = {}  # negated key, then where: part, row group, row
     for at, part in enumerate(parts):
         with run.open_parquet(part) as file:
             names = file.schema_arrow.names
             dropped = "reasons" in names
-            columns = {"doc_id", "source", *wanted.columns()} | ({"stage", "reasons", "text"} if dropped else set())
+            read = {"doc_id", "source", *columns, *wanted.columns()}
+            read |= {"stage", "reasons", "text"} if dropped else set()
             for group in spread(file.num_row_groups, row_groups):
-                table = file.read_row_group(group, columns=[c for c in names if c in columns])
+                table = file.read_row_group(group, columns=[c for c in names if c in read])
                 rows = np.flatnonzero(wanted.matches(table))
                 table = table.take(pa.array(rows))
                 silent = pc.is_null(table["text"]).to_pylist() if dropped else [False] * len(rows)
@@ -150,7 +203,7 @@ def _rows(
                 found = file.read_row_group(group).take(pa.array(rows)).to_pylist()
                 segment = parts[at].partition("/")[0]
                 for (order, _), row_found in zip(wanted, found, strict=True):
-                    out.append((order, {**row_found, "segment": segment, "rank": order[0]}))
+                    out.append((order, {**row_found, "segment": segment, "part": parts[at], "rank": order[0]}))
     return [row for _, row in sorted(out, key=lambda pair: pair[0])]
 
 
@@ -178,6 +231,7 @@ def document(row: dict[str, Any]) -> dict[str, Any]:
         "dump": row.get("dump"),
         "date": row.get("date"),
         "segment": row.get("segment"),
+        "position": row.get("position"),
         "stage": row.get("stage"),
         "reasons": list(row.get("reasons") or []),
         "language": row.get("language"),
@@ -196,7 +250,19 @@ def spread(count: int, limit: int | None) -> list[int]:
     return [(2 * i + 1) * count // (2 * limit) for i in range(limit)]
 
 
-def _check_names(run: Run, stage: str | None, reason: str | None, source: str | None, kept: bool) -> None:
+def check_names(
+    run: Run,
+    stage: str | None,
+    reason: str | None,
+    source: str | None,
+    kept: bool,
+    ranges: Sequence[Range] = (),
+) -> None:
+    """Raises RunError for a name that the run does not have, with those that it has."""
+    for wanted in ranges:
+        if wanted.measure not in run.measures:
+            near = difflib.get_close_matches(wanted.measure, run.measures, 3, 0.5) or list(run.measures)
+            raise RunError(f"This run has no measure {wanted.measure!r}. It has: {', '.join(near) or 'none'}.")
     if source is not None and source not in run.sources:
         raise RunError(f"This run has no source {source!r}. It has: {', '.join(run.sources) or 'none'}.")
     if reason is None:

@@ -26,7 +26,7 @@ from gristmill.pipelines.upstream import kept_batches, parts_of
 from gristmill.pipelines.work import file_record, versions, withdraw
 from gristmill.stages.documents import Batch
 from gristmill.stages.language import Language
-from gristmill.stages.ledger import Amount, ShardLedger, StageLedger, amount
+from gristmill.stages.ledger import Amount, ShardLedger, StageLedger, amount, memory_of_process
 from gristmill.stages.models import Selection
 from gristmill.stages.shards import Shard, ShardError, filesystem, join, publish, publish_bytes, read_bytes
 from gristmill.tokenize.encode import Backend, Encoder, thread_encoder
@@ -246,6 +246,8 @@ def publish_ledger(
         versions=versions(),
         host=socket.gethostname(),
         seconds=account.seconds,
+        ended=time.time(),
+        memory_bytes=memory_of_process(),
         problems=list(problems),
     )
     ledger.check(f"tokens/{order.shard.part}")

@@ -13,9 +13,10 @@ import orjson
 from gristmill.pipelines import recipe as recipes
 from gristmill.pipelines.done import pieces_left
 from gristmill.pipelines.downloads import missing as downloads_missing
+from gristmill.pipelines.funnel import funnel
 from gristmill.pipelines.listing import frozen
 from gristmill.pipelines.lock import RunLock
-from gristmill.pipelines.open_run import funnel, open_run
+from gristmill.pipelines.open_run import open_run
 from gristmill.pipelines.plan import plan_of
 from gristmill.pipelines.progress import Display
 from gristmill.pipelines.recipe import Recipe, RecipeError

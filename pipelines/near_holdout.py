@@ -167,9 +167,9 @@ def warning(report: Mapping[str, Any]) -> str | None:
     if not report.get("near") or report.get("dropped"):
         return None
     return (
-        f"{report['near']:,} of {report['training']:,} training documents are nearly the same as one of "
-        f"{report['held_out_with_near']:,} held-out documents (Jaccard similarity {report['similarity']} or more): "
-        "scores on these are too good. Dedupe more, or set `tokens: {drop_near_holdout: true}`. Examples: "
+        f"{report['near']:,} of {report['training']:,} training documents nearly repeat a held-out document (Jaccard "
+        f"similarity {report['similarity']} or more; held-out documents concerned: {report['held_out_with_near']:,}). "
+        "Scores on these are too good. Dedupe more, or set `tokens: {drop_near_holdout: true}`. Examples: "
         f"{HOLDOUT_REPORT}."
     )
 

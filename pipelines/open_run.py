@@ -1,6 +1,7 @@
 """A run folder, opened for reading: its recipe, its books, its documents.
 
-    from gristmill.pipelines.open_run import funnel, open_run
+    from gristmill.pipelines.funnel import funnel
+    from gristmill.pipelines.open_run import open_run
 
     run = open_run("out/demo/run")
     run.segments                          # ("01-extract", "02-minhash")
@@ -19,7 +20,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -34,16 +35,17 @@ import pyarrow.parquet as pq
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from gristmill.pipelines.run_books import Books, ShardSummary, heading_of
 from gristmill.stages import shards
-from gristmill.stages.documents import BASE_FIELDS, REASONS, heading
-from gristmill.stages.ledger import Amount, Histogram, ShardLedger, StageLedger
+from gristmill.stages.documents import BASE_FIELDS, REASONS
+from gristmill.stages.ledger import Histogram, ShardLedger, StageLedger
 from gristmill.stages.removals import Removals
 
 SEGMENT = re.compile(r"\d\d+-.+")
 TOKENS = "tokens"  # the folder of token shards; its ledgers read like those of a segment
 
 KEPT_SCHEMA = pa.schema([*BASE_FIELDS.items(), ("text", pa.string())])
-_TEXTS = [(name, pa.string()) for name in ("doc_id", "source", "url", "stage")]
+_TEXTS = [(name, pa.string()) for name in ("doc_id", "source", "url", "dump", "date", "stage")]
 _SIZES = [("chars", pa.int64()), ("bytes", pa.int64())]
 DROPPED_SCHEMA = pa.schema([*_TEXTS, ("reasons", REASONS), *_SIZES, ("text", pa.string())])
 
@@ -53,39 +55,11 @@ class RunError(ValueError):
 
 
 @dataclass(frozen=True)
-class ShardSummary:
-    """What a report says of one shard of one segment, without its histograms."""
-
-    segment: str
-    shard: int
-    source: str
-    input: str
-    seconds: float
-    read_bytes: int  # read by the first stage
-    files: tuple[tuple[str, int, int, str], ...]  # path, rows, bytes, xxh3
-    problems: tuple[str, ...]
-    reasons: tuple[tuple[str, str], ...]  # stage and first reason of the documents that it dropped
-    host: str
-
-
-@dataclass(frozen=True)
 class StageMeasure:
     """The histogram of a measure over the whole run, and the stage that took it."""
 
     stage: str
     histogram: Histogram
-
-
-@dataclass
-class _Books:
-    """Sums of every ledger of the run. A stage's label is its name, with the segment where two segments share it."""
-
-    overall: dict[str, StageLedger] = field(default_factory=dict)
-    by_source: dict[str, dict[str, StageLedger]] = field(default_factory=dict)
-    segment_of: dict[str, str] = field(default_factory=dict)
-    shards: list[ShardSummary] = field(default_factory=list)
-    versions: dict[str, set[str]] = field(default_factory=dict)
-    removals: dict[str, dict[str, Removals]] = field(default_factory=dict)  # segment -> source
 
 
 class Run:
@@ -223,46 +197,12 @@ class Run:
                 yield ShardLedger.opened((self.text(path) or "").encode(), shards.join(self.path, path))
 
     @cached_property
-    def _books(self) -> _Books:
-        books = _Books()
-        for segment in (*self.segments, TOKENS):
-            self._add_segment(books, segment)
-        return books
-
-    def _add_segment(self, books: _Books, segment: str) -> None:
-        taken = set(books.overall)
-        order: list[str] = []
-        sums: dict[str, StageLedger] = {}
-        for ledger in self.ledgers(segment):
-            seen: dict[str, int] = {}
-            previous = -1
-            for stage in ledger.stages:
-                seen[stage.stage] = seen.get(stage.stage, 0) + 1
-                label = stage.stage if stage.stage not in taken else f"{stage.stage} ({segment})"
-                label += f" #{seen[stage.stage]}" if seen[stage.stage] > 1 else ""
-                if label not in order:  # a stage for other sources only: it comes after the one before it here
-                    order.insert(previous + 1, label)
-                previous = order.index(label)
-                of_source = books.by_source.setdefault(ledger.source, {})
-                for total in (sums, of_source):
-                    total[label] = total[label].merge(stage) if label in total else stage
-            if ledger.removals is not None:
-                parts = books.removals.setdefault(segment, {})
-                parts[ledger.source] = parts.get(ledger.source, Removals()).merge(ledger.removals)
-            for name, version in ledger.versions.items():
-                books.versions.setdefault(name, set()).add(version)
-            books.shards.append(_summary(segment, ledger))
-        for label in self._in_recipe_order(order):
-            books.overall[label] = sums[label]
-            books.segment_of[label] = segment
-
-    def _in_recipe_order(self, labels: list[str]) -> list[str]:
-        """Sources may pass different stages; the recipe knows the order where the ledgers leave it open."""
+    def _books(self) -> Books:
         uses = self.recipe.get("stages")
-        keys = [heading_of(use) for use in uses] if isinstance(uses, list) else []
-        place = {key: i for i, key in enumerate(keys)} | {"read": -1}
-        known = all(label in place for label in labels) and len(set(keys)) == len(keys)
-        return sorted(labels, key=lambda label: place[label]) if known else labels
+        books = Books([heading_of(use) for use in uses] if isinstance(uses, list) else [])
+        for segment in (*self.segments, TOKENS):
+            books.add(segment, self.ledgers(segment))
+        return books
 
     def stages(self, source: str | None = None) -> dict[str, StageLedger]:
         """The books of each stage in the order of the run, over all shards or those of one source."""
@@ -368,107 +308,20 @@ class Run:
         return out
 
 
-def heading_of(use: Any) -> str | None:
-    """What the ledgers call a stage as the resolved recipe has it: `{key: settings, only: sources}`."""
-    key = next((k for k in use if k != "only"), None) if isinstance(use, dict) else None
-    settings = use[key] if key is not None else None
-    return None if key is None else heading(key, settings.get("column") if isinstance(settings, dict) else None)
-
-
 def open_run(path: str | Path) -> Run:
     """Opens a run folder. Raises RunError when there is no such folder."""
     return Run(path)
 
 
-@dataclass(frozen=True)
-class FunnelRow:
-    """What was left after a stage. The first row of a source, `input`, is what was there to read.
-
-    A stage that only some sources pass leaves the others as they were: `documents` to `tokens` count them as well.
-    """
-
-    stage: str
-    segment: str
-    source: str | None  # None: all sources
-    documents: int
-    chars: int
-    bytes: int
-    tokens: int
-    dropped: int  # documents, by rules
-    failed: int  # documents, by errors
-    held_out: int  # documents that `tokenize` keeps apart from training; not lost, and not in `dropped`
-    stage_share: float  # kept by the stage, of the documents that it read, 0 to 1
-    kept_share: float  # left, of the documents of the input, 0 to 1
-    seconds: float  # of workers, summed
-
-
-INPUT = "input"
-HELD_OUT = "holdout"  # the reason under which `tokenize` books held-out documents
-
-
-def funnel(run: Run, sources: bool = True) -> list[FunnelRow]:
-    """One row a stage for all sources together, then for each source. Empty for a run without ledgers."""
-    books = {source: run.stages(source) for source in run.sources}
-    rows = _funnel(run, run.stages(), books, None)
-    for source in run.sources if sources else ():
-        rows += _funnel(run, books[source], {source: books[source]}, source)
-    return rows
-
-
-def _funnel(
-    run: Run, labels: Mapping[str, StageLedger], by_source: Mapping[str, Mapping[str, StageLedger]], source: str | None
-) -> list[FunnelRow]:
-    if not labels:
-        return []
-    left = {name: next(iter(books.values())).read for name, books in by_source.items() if books}
-    start = _total(left)
-    rows = [_row(INPUT, "", source, start, StageLedger(stage=INPUT, read=start, kept=start), start)]
-    for label, book in labels.items():
-        left |= {name: books[label].kept for name, books in by_source.items() if label in books}
-        rows.append(_row(label, run.segment_of(label), source, _total(left), book, start))
-    return rows
-
-
-def _row(stage: str, segment: str, source: str | None, left: Amount, book: StageLedger, start: Amount) -> FunnelRow:
-    return FunnelRow(
-        stage,
-        segment,
-        source,
-        **left.model_dump(),
-        dropped=sum(amount.documents for reason, amount in book.dropped.items() if reason != HELD_OUT),
-        held_out=book.dropped.get(HELD_OUT, Amount()).documents,
-        failed=sum(amount.documents for amount in book.failed.values()),
-        stage_share=share(book.kept.documents, book.read.documents),
-        kept_share=share(left.documents, start.documents),
-        seconds=book.seconds,
-    )
-
-
-def _total(amounts: Mapping[str, Amount]) -> Amount:
-    total = Amount()
-    for amount in amounts.values():
-        total = total + amount
-    return total
+def global_seconds(card: Mapping[str, Any]) -> float:
+    """What the global step of a segment took, from its card; 0 where it does not say."""
+    value = card.get("seconds")
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def share(part: float, whole: float) -> float:
     """part / whole; 0 of 0 is 0."""
     return part / whole if whole else 0.0
-
-
-def _summary(segment: str, ledger: ShardLedger) -> ShardSummary:
-    return ShardSummary(
-        segment=segment,
-        shard=ledger.shard,
-        source=ledger.source,
-        input=ledger.input,
-        seconds=ledger.seconds,
-        read_bytes=ledger.stages[0].read.bytes if ledger.stages else 0,
-        files=tuple((f.path, f.rows, f.bytes, f.xxh3) for f in ledger.files),
-        problems=tuple(ledger.problems),
-        reasons=tuple((book.stage, reason) for book in ledger.stages for reason in book.dropped),
-        host=ledger.host,
-    )
 
 
 def _steps(text: str, where: str) -> list[dict[str, Any]]:

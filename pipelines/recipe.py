@@ -221,7 +221,11 @@ class Recipe(Settings):
 
 def load(path: str | Path) -> Recipe:
     """Reads a recipe. Raises SettingsError with file, line and the nearest valid name for every fault."""
-    file = read(path)
+    return of_file(read(path))
+
+
+def of_file(file: SettingsFile) -> Recipe:
+    """The recipe that a file holds. Raises SettingsError."""
     data = dict(file.values)
     stages, models = data.get("stages") or [], data.get("models") or {}
     if not isinstance(stages, list):

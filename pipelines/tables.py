@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:  # only names of types: `gristmill --help` should not load the kernels
-    from gristmill.pipelines.open_run import FunnelRow
+    from gristmill.pipelines.funnel import FunnelRow
     from gristmill.pipelines.status import SegmentStatus
 
 
@@ -17,6 +19,21 @@ def console() -> Console:
     """Standard output; as wide as the terminal, or 120 columns where there is none."""
     shown = Console()
     return shown if shown.is_terminal else Console(width=120)
+
+
+@contextmanager
+def paged(*, wanted: bool = True) -> Iterator[Console]:
+    """A console whose output a pager shows where it goes to a terminal and `wanted`; else as it comes.
+
+    less shows colours and ends by itself where all fits on the screen; whoever has set LESS keeps it.
+    """
+    shown = console()
+    if not (wanted and shown.is_terminal):
+        yield shown
+        return
+    os.environ.setdefault("LESS", "-RFX")
+    with shown.pager(styles=True):
+        yield shown
 
 
 def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:

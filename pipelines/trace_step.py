@@ -55,13 +55,19 @@ def documents_of_step(train_folder: str, step: int) -> tuple[Plan, list[Seen]]:
     config = run.config
     if not 1 <= step <= config.total_steps:
         raise SettingsError(f"--step {step:,}: {train_folder} has the steps 1 to {config.total_steps:,}.")
-    plan = open_feed(run, TokenSet.open(run.tokens)).plan
-    begin = (step - 1) * config.batch_windows
-    return plan, with_measures(plan, list(_seen(plan, begin, begin + config.batch_windows)))
+    feed = open_feed(run, TokenSet.open(run.tokens))
+    plan, begin = feed.plan, (step - 1) * config.batch_windows
+    if feed.trunk is not None and begin < feed.trunk.windows:
+        raise SettingsError(
+            f"--step {step:,}: {train_folder} was forked after step {feed.trunk.step:,}; the steps before are those of "
+            f"{Path(feed.trunk.checkpoint).parents[1]}."
+        )
+    return plan, with_measures(plan, list(_seen(plan, begin, begin + config.batch_windows, feed.begin)))
 
 
-def _seen(plan: Plan, begin: int, end: int) -> Iterator[Seen]:
-    source, epoch, window = plan.order.block(begin, end)
+def _seen(plan: Plan, begin: int, end: int, shift: int) -> Iterator[Seen]:
+    """shift: positions of the run before the plan begins."""
+    source, epoch, window = plan.order.block(begin - shift, end - shift)
     for i in range(end - begin):
         name = plan.sources[source[i]]
         held, at = plan.tokens.sources[name], 0

@@ -32,7 +32,14 @@ from gristmill.stages.documents import (
     Result,
     apply_decisions,
 )
-from gristmill.stages.ledger import FileRecord, ShardLedger, StageLedger, book, count_measures
+from gristmill.stages.ledger import (
+    FileRecord,
+    ShardLedger,
+    StageLedger,
+    book,
+    count_measures,
+    memory_of_process,
+)
 from gristmill.stages.shards import (
     Shard,
     ShardError,
@@ -170,7 +177,7 @@ def run_shard(order: ShardOrder) -> dict[str, Any]:
                 else:
                     result = guard.call(step.key, current, step.stage)
                 book(account, current, result.kept, result.dropped, result.counters)
-                count_measures(account, getattr(step.stage, "measures", ()), result.kept, result.dropped)
+                count_measures(account, getattr(step.stage, "measures", ()), result.kept, result.dropped, current)
                 dropped.add(step.key, current, result.dropped)
                 account.seconds += time.perf_counter() - started
                 gone.append(result.dropped)
@@ -203,6 +210,7 @@ def run_shard(order: ShardOrder) -> dict[str, Any]:
         file_record(folder, dropped_path[len(folder) + 1 :], rows),
     ]
     ledger.seconds = time.perf_counter() - begun
+    ledger.ended, ledger.memory_bytes = time.time(), memory_of_process()
     publish_bytes(parts_of(order.out, order.folder, "ledger", order.shard, "json"), ledger.sealed())
     return ledger.model_dump()
 

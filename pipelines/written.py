@@ -73,7 +73,7 @@ class DroppedWriter:
 
     def __init__(self, schema: pa.Schema, sample_per_reason: int) -> None:
         self._limit = sample_per_reason
-        fields = {"doc_id": pa.string(), "source": pa.string(), "url": pa.string(), "stage": pa.string()}
+        fields = {name: pa.string() for name in ("doc_id", "source", "url", "dump", "date", "stage")}
         fields |= {"reasons": REASONS, "chars": pa.int64(), "bytes": pa.int64()}
         measures = {name: kind for name, kind in _fields(schema).items() if name not in (*BASE_FIELDS, "text")}
         self._schema = pa.schema([*fields.items(), *measures.items(), ("text", pa.string())])

@@ -5,6 +5,7 @@
       mine: {files: [a.jsonl], fields: [problem, hint], answer: solution}
       lines: {files: notes.txt}                                        # a blank line between items, else an item a line
       task: {files: tasks/my_task.yaml}                                # a task file of lm-evaluation-harness
+      web: {files: "pages/*.parquet", fields: text}                    # columns are fields
 
 An item is a benchmark, a name within it, and one or two texts: the question with its choices in order, and the question
 with the right answer, because documents hold either. Passages that a question is asked about are left out unless
@@ -22,6 +23,8 @@ from pathlib import PurePosixPath
 from typing import Any, Literal
 
 import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
 import zstandard
 from pydantic import field_validator
 
@@ -29,7 +32,7 @@ from gristmill.stages.documents import Settings
 from gristmill.stages.settings_file import SettingsError
 from gristmill.stages.shards import filesystem, read_bytes
 
-Format = Literal["jsonl", "text", "lm_eval"]
+Format = Literal["jsonl", "text", "lm_eval", "parquet"]
 
 QUESTION_FIELDS = (
     "question",
@@ -103,10 +106,11 @@ def format_of(path: str) -> Format:
         ((".jsonl", ".ndjson", ".json"), "jsonl"),
         ((".txt", ".text"), "text"),
         ((".yaml", ".yml"), "lm_eval"),
+        ((".parquet",), "parquet"),
     ):
         if name.endswith(endings):
             return kind  # type: ignore[return-value]
-    raise SettingsError(f"{path}: say the `format` of this evaluation set: jsonl, text or lm_eval.")
+    raise SettingsError(f"{path}: say the `format` of this evaluation set: jsonl, text, parquet or lm_eval.")
 
 
 def items_of(benchmark: str, settings: EvaluationSet) -> Iterator[Item]:
@@ -122,7 +126,7 @@ def items_of(benchmark: str, settings: EvaluationSet) -> Iterator[Item]:
         elif kind == "text":
             named = ((str(i), (text,)) for i, text in enumerate(_paragraphs(_text(path))))
         else:
-            named = _records_items(path, settings)
+            named = _records_items(path, settings, kind)
         for name, texts in named:
             yield Item(benchmark, prefix + name, texts)
 
@@ -170,8 +174,11 @@ def _paragraphs(text: str) -> list[str]:
     return blocks
 
 
-def records(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line or position from 1, and the record: JSON lines, or one JSON list of objects. Raises SettingsError."""
+def records(path: str, kind: Format | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line or position from 1, and the record: JSON lines, a JSON list of objects, or Parquet. Raises SettingsError."""
+    if kind == "parquet" or (kind is None and path.endswith(".parquet")):
+        yield from enumerate(_rows(path), 1)
+        return
     text = _text(path)
     if text.lstrip().startswith("["):
         try:
@@ -187,6 +194,15 @@ def records(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, row
 
 
+def _rows(path: str) -> Iterator[dict[str, Any]]:
+    try:
+        file = pq.ParquetFile(io.BytesIO(read_bytes(path)))
+        for batch in file.iter_batches():
+            yield from batch.to_pylist()
+    except (OSError, pa.ArrowException) as error:
+        raise SettingsError(f"{path}: evaluation items cannot be read ({error}).") from error
+
+
 def _lines(path: str, text: str) -> Iterator[tuple[int, Any]]:
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
@@ -196,9 +212,9 @@ def _lines(path: str, text: str) -> Iterator[tuple[int, Any]]:
                 raise SettingsError(f"{path}:{number}: not JSON ({error}).") from error
 
 
-def _records_items(path: str, settings: EvaluationSet) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _records_items(path: str, settings: EvaluationSet, kind: Format) -> Iterator[tuple[str, tuple[str, ...]]]:
     named = {*(settings.fields or ()), *([settings.answer] if settings.answer else ())}
-    for number, row in records(path):
+    for number, row in records(path, kind):
         fields = settings.fields or _known_fields(row)
         named = {name for name in named if _field(row, name) is None}
         if all(_field(row, name) is None for name in fields):

@@ -3,6 +3,10 @@
     extract:
       engine: resiliparse      # main content; or trafilatura, or plain for all text of the page
       min_chars: 200
+      min_share: 0.2           # a page whose main content is less of its text than that is kept whole
+
+With `min_share` the share of the main content is the measure `extract.main_share`, and the pages that were kept whole
+are counted as `whole_page`: engines that look for the main content lose most of the text of some pages.
 
 Pages that cannot be done are dropped, each with its reason, and never cost another page: `too_large_html`,
 `too_deep` (nested tags; engines take quadratic time in the depth), `too_slow` and `too_much_memory` (limits per page,
@@ -12,26 +16,44 @@ see `extract_guard.py`), `engine_crashed`, `extract_failed` (the engine raised),
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.stages.documents import Batch, Measure, Result, Rule, cut, log_edges, with_columns, without_columns
+from gristmill.stages.documents import (
+    Batch,
+    BySettings,
+    Measure,
+    Result,
+    Rule,
+    cut,
+    linear_edges,
+    log_edges,
+    with_columns,
+    without_columns,
+)
 from gristmill.stages.extract_guard import Guarded, extract_guarded
 from gristmill.stages.extract_pages import CHARSET_BY, Engine
 from gristmill.stages.kernels.nesting import tag_depths
+
+_CHARS = Measure("extract.chars", "characters", log_edges(1, 1e7))
+_MAIN_SHARE = Measure("extract.main_share", "share of the page's characters", linear_edges(0, 1))
 
 
 class Extract(Engine):
     """HTML -> plain text, and the columns of HTML go. Drops pages without text and pages that cost too much."""
 
     name: ClassVar = "extract"
-    version: ClassVar = 1
+    version: ClassVar = 2
     needs: ClassVar = ("html",)
-    adds: ClassVar[Mapping[str, pa.DataType]] = {"text": pa.string(), "extract.chars": pa.float64()}
-    measures: ClassVar = (Measure("extract.chars", "characters", log_edges(1, 1e7)),)
+    adds: ClassVar[Mapping[str, pa.DataType]] = cast(
+        Any, BySettings(lambda stage: {"text": pa.string(), **{m.column: pa.float64() for m in stage.measures}})
+    )
+    measures: ClassVar[tuple[Measure, ...]] = cast(
+        Any, BySettings(lambda stage: (_CHARS, _MAIN_SHARE) if stage.min_share else (_CHARS,))
+    )
 
     min_chars: int = 1
     max_html_bytes: int = 10_000_000
@@ -74,5 +96,12 @@ class Extract(Engine):
         counters = {f"charset.{by}": int(n) for by, n in zip(CHARSET_BY, done.charsets, strict=True) if n}
         if done.replaced:
             counters["replaced.bytes"] = done.replaced
-        result = cut(with_columns(batch, {"text": text, "extract.chars": pa.array(chars)}), fails, counters)
+        columns = {"text": text, "extract.chars": pa.array(chars)}
+        if self.min_share:
+            shares = np.full(rows, np.nan)
+            shares[todo] = done.main_shares
+            columns["extract.main_share"] = pa.array(shares, from_pandas=True)
+            if whole := int((shares < self.min_share).sum()):
+                counters["whole_page"] = whole
+        result = cut(with_columns(batch, columns), fails, counters)
         return Result(without_columns(result.kept, ("html", "html_charset")), result.dropped, result.counters)

@@ -12,6 +12,7 @@ In the common case this costs one copy of the page and of the text through a pip
 from __future__ import annotations
 
 import io
+import math
 import os
 import resource
 import signal
@@ -31,7 +32,7 @@ import pyarrow as pa
 from gristmill.stages.extract_pages import CHARSET_BY, Engine, extract_page
 
 _REQUEST = struct.Struct("<dQQ")  # timeout in seconds, memory in bytes, length of what follows
-_REPLY = struct.Struct("<BBIQ")  # error, index into CHARSET_BY, replaced, length of the text that follows
+_REPLY = struct.Struct("<BBIdQ")  # error, index into CHARSET_BY, replaced, main_share, length of the text that follows
 _FAILED, _MEMORY = 1, 2
 _ERRORS = {0: "", _FAILED: "extract_failed", _MEMORY: "too_much_memory"}
 
@@ -44,6 +45,7 @@ class Guarded:
     errors: np.ndarray  # object (n,): "", "too_slow", "too_much_memory", "engine_crashed" or "extract_failed"
     charsets: np.ndarray  # int64 (len(CHARSET_BY),): pages by how their charset was found
     replaced: int
+    main_shares: np.ndarray  # float64 (n,): see Page; NaN where there is an error
 
 
 class _Results:
@@ -52,17 +54,20 @@ class _Results:
         self.errors: list[str] = []
         self.charsets = np.zeros(len(CHARSET_BY), np.int64)
         self.replaced = 0
+        self.main_shares: list[float] = []
 
-    def add(self, error: str, text: str | bytes | None, charset_by: int, replaced: int) -> None:
+    def add(self, error: str, text: str | bytes | None, charset_by: int, replaced: int, main_share: float) -> None:
         self.errors.append(error)
         self.texts.append(None if error else text)
+        self.main_shares.append(math.nan if error else main_share)
         if not error:
             self.charsets[charset_by] += 1
             self.replaced += replaced
 
     def done(self) -> Guarded:
         texts = pa.array(self.texts, pa.binary()).cast(pa.string())
-        return Guarded(texts, np.array(self.errors, dtype=object), self.charsets, self.replaced)
+        shares = np.array(self.main_shares, np.float64)
+        return Guarded(texts, np.array(self.errors, dtype=object), self.charsets, self.replaced, shares)
 
 
 def extract_guarded(
@@ -84,15 +89,15 @@ def extract_guarded(
     return results.done()
 
 
-def _one(engine: Engine, html: bytes, charset: str | None) -> tuple[str, bytes | None, int, int]:
-    """One page -> (error, UTF-8 text, index into CHARSET_BY, replaced)."""
+def _one(engine: Engine, html: bytes, charset: str | None) -> tuple[str, bytes | None, int, int, float]:
+    """One page -> (error, UTF-8 text, index into CHARSET_BY, replaced, main_share)."""
     try:
         page = extract_page(engine, html, charset)
     except MemoryError:
-        return "too_much_memory", None, 0, 0
+        return "too_much_memory", None, 0, 0, math.nan
     except Exception:  # whatever an engine raises is a property of the page: it is booked with it
-        return "extract_failed", None, 0, 0
-    return "", page.text.encode(), CHARSET_BY.index(page.charset_by), page.replaced
+        return "extract_failed", None, 0, 0, math.nan
+    return "", page.text.encode(), CHARSET_BY.index(page.charset_by), page.replaced, page.main_share
 
 
 _of_thread = threading.local()
@@ -134,21 +139,21 @@ class _Helper:
             pipe.write(memoryview(body))
             pipe.flush()
 
-    def replies(self, pages: int) -> Iterator[tuple[str, bytes | None, int, int]]:
+    def replies(self, pages: int) -> Iterator[tuple[str, bytes | None, int, int, float]]:
         """Up to `pages` replies. When the helper dies, the last one says what the page in hand died of."""
         pipe = self.process.stdout
         assert pipe is not None
         for _ in range(pages):
             head = pipe.read(_REPLY.size)
             if len(head) == _REPLY.size:
-                error, charset_by, replaced, length = _REPLY.unpack(head)
+                error, charset_by, replaced, main_share, length = _REPLY.unpack(head)
                 text = pipe.read(length)
                 if len(text) == length:
-                    yield _ERRORS[error], text, charset_by, replaced
+                    yield _ERRORS[error], text, charset_by, replaced, main_share
                     continue
             code = self.process.wait()
             _end(self.process)
-            yield self._cause(code), None, 0, 0
+            yield self._cause(code), None, 0, 0, math.nan
             return
 
     def _cause(self, code: int) -> str:
@@ -185,10 +190,10 @@ def _serve(source: IO[bytes], sink: IO[bytes]) -> None:
         _limit_memory(memory)
         for page, charset in zip(batch["html"], batch["charset"], strict=True):
             signal.setitimer(signal.ITIMER_PROF, timeout_s)
-            error, text, charset_by, replaced = _one(engine, page.as_py() or b"", charset.as_py())
+            error, text, charset_by, replaced, main_share = _one(engine, page.as_py() or b"", charset.as_py())
             signal.setitimer(signal.ITIMER_PROF, 0)
             code = next(key for key, name in _ERRORS.items() if name == error)
-            sink.write(_REPLY.pack(code, charset_by, replaced, len(text or b"")))
+            sink.write(_REPLY.pack(code, charset_by, replaced, main_share, len(text or b"")))
             sink.write(text or b"")
             sink.flush()
         _limit_memory(None)

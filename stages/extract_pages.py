@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import codecs
 import logging
+import math
 import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pydantic import Field
 from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
+from resiliparse.parse.html import HTMLTree
 
 from gristmill.stages.documents import Settings
 from gristmill.stages.readers_common import clean_string
@@ -32,6 +35,7 @@ class Engine(Settings):
     alt_texts: bool = False  # of images; resiliparse and plain
     comments: bool = False  # of readers, below an article
     favour: Literal["precision", "balance", "recall"] = "precision"  # trafilatura; FineWeb ran precision
+    min_share: float = Field(0.0, ge=0, le=1)  # main content below this share of the page's text: all of it is kept
 
 
 @dataclass(frozen=True)
@@ -41,14 +45,29 @@ class Page:
     text: str
     charset_by: str  # one of CHARSET_BY
     replaced: int  # bytes that the charset does not know, NULs and surrogates, now U+FFFD
+    main_share: float  # characters of the main content by those of the whole page; NaN where that was not asked for
 
 
 def extract_page(engine: Engine, html: bytes, charset: str | None) -> Page:
     """Raises ValueError and what the engines raise for pages that they cannot take."""
     decoded, by, bad = decode_page(html, charset)
-    text, nuls, surrogates = clean_string(_TAKE[engine.engine](engine, decoded) or "")
+    main, share = _main(engine, decoded)
+    text, nuls, surrogates = clean_string(main)
     # A no-break space is layout. fastText and KenLM do not split at it, so words around it would be glued to one.
-    return Page(text.replace("\u00a0", " ").strip("\n"), by, bad + nuls + surrogates)
+    return Page(text.replace("\u00a0", " ").strip("\n"), by, bad + nuls + surrogates, share)
+
+
+def _main(engine: Engine, html: str) -> tuple[str, float]:
+    """The text that is taken, and the share that the main content has of the page; NaN without `min_share`."""
+    if engine.engine == "plain":
+        return _resiliparse(engine, html, main=False), math.nan
+    if not engine.min_share:
+        return _trafilatura(engine, html) if engine.engine == "trafilatura" else _resiliparse(engine, html), math.nan
+    tree = HTMLTree.parse(html)  # once for both
+    main = _trafilatura(engine, html) if engine.engine == "trafilatura" else _resiliparse(engine, tree)
+    whole = _resiliparse(engine, tree, main=False)
+    share = min(1.0, len(main) / len(whole)) if whole else 1.0
+    return (whole if share < engine.min_share else main), share
 
 
 def decode_page(html: bytes, charset: str | None) -> tuple[str, str, int]:
@@ -98,11 +117,11 @@ def _meta_charset(html: bytes) -> str | None:
     return (match.group(1) or match.group(2)).decode("ascii", "replace") if match else None
 
 
-def _take_resiliparse(engine: Engine, html: str) -> str:
+def _resiliparse(engine: Engine, html: str | HTMLTree, main: bool = True) -> str:
     return str(
         extract_plain_text(
             html,
-            main_content=engine.engine == "resiliparse",
+            main_content=main,
             links=engine.links,
             alt_texts=engine.alt_texts,
             comments=engine.comments,
@@ -111,7 +130,7 @@ def _take_resiliparse(engine: Engine, html: str) -> str:
     )
 
 
-def _take_trafilatura(engine: Engine, html: str) -> str | None:
+def _trafilatura(engine: Engine, html: str) -> str:
     import trafilatura
 
     logging.getLogger("trafilatura").setLevel(logging.CRITICAL)  # it logs an error for every page without text
@@ -125,7 +144,4 @@ def _take_trafilatura(engine: Engine, html: str) -> str | None:
         include_links=engine.links,
         deduplicate=False,
     )
-    return str(text) if text is not None else None
-
-
-_TAKE = {"resiliparse": _take_resiliparse, "plain": _take_resiliparse, "trafilatura": _take_trafilatura}
+    return str(text) if text is not None else ""

@@ -11,6 +11,7 @@ merge exactly; no mean is stored.
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -63,29 +64,41 @@ class Amount(_Sums):
 
 
 class Histogram(_Sums):
-    """Counts of a measure between fixed edges; `kept` and `dropped` are (bins + 2): under, bins, over."""
+    """Counts of a measure between fixed edges; `kept` and `dropped` are (bins + 2): under, bins, over.
+
+    The characters of the same documents are counted beside them: of kept ones as the stage left them, of dropped ones
+    as they came in. Ledgers of earlier versions lack these.
+    """
 
     unit: str = ""
     edges: list[float]
     kept: list[int]
     dropped: list[int]
     missing: int = 0  # documents without a value
+    kept_chars: list[int] | None = None
+    dropped_chars: list[int] | None = None
 
     @classmethod
     def empty(cls, measure: Measure) -> Histogram:
         zeros = [0] * (len(measure.edges) + 1)
         return cls(unit=measure.unit, edges=list(measure.edges), kept=list(zeros), dropped=list(zeros))
 
-    def add(self, values: np.ndarray, *, kept: bool) -> None:
-        """Counts values (n,) float64. A value on an edge belongs to the bin above it, the last edge to the last bin."""
-        known = values[~np.isnan(values)]
+    def add(self, values: np.ndarray, *, kept: bool, chars: np.ndarray | None = None) -> None:
+        """Counts values (n,) float64. A value on an edge belongs to the bin above it, the last edge to the last bin.
+
+        chars (n,) int64: of each document.
+        """
+        is_known = ~np.isnan(values)
+        known = values[is_known]
         bins = np.searchsorted(np.asarray(self.edges), known, side="right")
         bins[known == self.edges[-1]] -= 1
-        counts = np.bincount(bins, minlength=len(self.edges) + 1)
-        side = self.kept if kept else self.dropped
-        for i in np.flatnonzero(counts):
-            side[i] += int(counts[i])
+        size = len(self.edges) + 1
+        _count(self.kept if kept else self.dropped, np.bincount(bins, minlength=size))
         self.missing += int(len(values) - len(known))
+        if chars is not None:
+            self.kept_chars, self.dropped_chars = self.kept_chars or [0] * size, self.dropped_chars or [0] * size
+            sums = np.bincount(bins, weights=chars[is_known], minlength=size)  # float64: exact below 2**53
+            _count(self.kept_chars if kept else self.dropped_chars, sums)
 
     def merge(self, other: Histogram) -> Histogram:
         if self.edges != other.edges:
@@ -98,7 +111,26 @@ class Histogram(_Sums):
             kept=[a + b for a, b in zip(self.kept, other.kept, strict=True)],
             dropped=[a + b for a, b in zip(self.dropped, other.dropped, strict=True)],
             missing=self.missing + other.missing,
+            kept_chars=_both(self.kept_chars, other.kept_chars, self.is_empty, other.is_empty),
+            dropped_chars=_both(self.dropped_chars, other.dropped_chars, self.is_empty, other.is_empty),
         )
+
+    @property
+    def is_empty(self) -> bool:
+        """No document was counted."""
+        return not any(self.kept) and not any(self.dropped)
+
+
+def _count(side: list[int], counts: np.ndarray) -> None:
+    for i in np.flatnonzero(counts):
+        side[i] += int(counts[i])
+
+
+def _both(a: list[int] | None, b: list[int] | None, a_is_empty: bool, b_is_empty: bool) -> list[int] | None:
+    """The sum; None where one of them is not known, unless it is that of no document."""
+    if a is None or b is None:
+        return b if a is None and a_is_empty else a if b is None and b_is_empty else None
+    return [x + y for x, y in zip(a, b, strict=True)]
 
 
 class StageLedger(_Sums):
@@ -176,6 +208,8 @@ class ShardLedger(_Sums):
     files: list[FileRecord] = Field(default_factory=list)
     problems: list[str] = Field(default_factory=list)  # the first few records that failed: where and why
     seconds: float = 0.0
+    ended: float | None = None  # seconds since 1970, by the clock of the host
+    memory_bytes: int | None = None  # the most that the worker's process has had resident so far
     versions: dict[str, str] = Field(default_factory=dict)
     host: str = ""
     digest: str = ""  # of all the above
@@ -193,7 +227,7 @@ class ShardLedger(_Sums):
     def sealed(self) -> bytes:
         """The bytes to publish, with the digest set."""
         body = self.model_dump(exclude={"digest"}, exclude_none=True)
-        return orjson.dumps({**body, "digest": self._digest()}, option=orjson.OPT_INDENT_2)
+        return orjson.dumps({**body, "digest": self._digest()})
 
     @classmethod
     def opened(cls, data: bytes, where: str) -> ShardLedger:
@@ -313,10 +347,22 @@ def _chars_by_rule(dropped: Batch, chars: np.ndarray) -> Iterator[tuple[str, int
         yield f"only_chars.{reason}", int(chars[parents[names & alone]].sum())
 
 
-def count_measures(ledger: StageLedger, measures: Iterable[Measure], kept: Batch, dropped: Batch) -> None:
-    """Adds the batch's measures to the histograms, kept and dropped apart."""
+def count_measures(
+    ledger: StageLedger, measures: Iterable[Measure], kept: Batch, dropped: Batch, before: Batch | None = None
+) -> None:
+    """Adds the batch's measures to the histograms, kept and dropped apart. before: what came in; with it, characters
+    are counted too."""
+    sides: list[tuple[Batch, bool, np.ndarray | None]] = [(kept, True, None), (dropped, False, None)]
+    if before is not None:
+        rows = pc.index_in(dropped["doc_id"], value_set=before["doc_id"]).to_numpy().astype(np.int64)
+        sides = [(kept, True, sizes(kept)[0]), (dropped, False, sizes(before)[0][rows])]
     for measure in measures:
         histogram = ledger.histograms.setdefault(measure.column, Histogram.empty(measure))
-        for batch, is_kept in ((kept, True), (dropped, False)):
+        for batch, is_kept, chars in sides:
             if batch.num_rows and measure.column in batch.schema.names:
-                histogram.add(column(batch, measure.column), kept=is_kept)
+                histogram.add(column(batch, measure.column), kept=is_kept, chars=chars)
+
+
+def memory_of_process() -> int:
+    """The most bytes that this process has had resident so far (Linux: `ru_maxrss` is in KiB)."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -55,6 +55,37 @@ def is_empty(text: str) -> bool:
     return not text or text.isspace()
 
 
+class _Packed:
+    """Values of a binary column, copied into Arrow's memory as they come, so that what held them goes at once."""
+
+    def __init__(self) -> None:
+        self._ends = [0]
+        self._reserve(1 << 20)
+
+    def _reserve(self, size: int) -> None:
+        self._buffer = pa.allocate_buffer(size)
+        self._view = memoryview(self._buffer).cast("B")
+
+    def add(self, value: bytes | memoryview) -> None:
+        start = self._ends[-1]
+        end = start + len(value)
+        if end > len(self._view):
+            before = self._view
+            self._reserve(max(end, 2 * len(before)))
+            self._view[:start] = before[:start]
+        self._view[start:end] = value
+        self._ends.append(end)
+
+    def take(self) -> pa.Array:
+        """The values as a column; empty again."""
+        offsets = pa.array(self._ends, pa.int32())
+        buffers = [None, offsets.buffers()[1], self._buffer.slice(0, self._ends[-1])]
+        column = pa.Array.from_buffers(pa.binary(), len(self._ends) - 1, buffers)
+        size, self._ends = len(self._view), [0]
+        self._reserve(size)
+        return column
+
+
 @dataclass
 class Reading:
     """One shard while it is read. Every record ends in exactly one call of `keep`, `drop`, `fail` or `skip`."""
@@ -66,6 +97,7 @@ class Reading:
     names: Mapping[str, str]  # our column -> the input's
     content: tuple[str, ...]  # the format's columns; the first is the one that is weighed
     rows: list[tuple[Any, ...]] = field(default_factory=list)
+    _html: _Packed = field(default_factory=_Packed)  # of the rows that wait; the rows themselves have None
     weight: int = 0  # bytes of the rows that wait
     _seen: set[int] = field(default_factory=set)  # 64-bit hashes of ids: a collision costs a needless suffix
 
@@ -128,21 +160,31 @@ class Reading:
             self._seen |= digests
         return new
 
-    def keep(self, row: tuple[Any, ...], weight: int) -> Iterator[Batch]:
-        """Adds a row in the order of `schema`. weight: bytes of its content, or more. Gives a batch when it is full."""
+    def keep(self, row: tuple[Any, ...], weight: int, html: bytes | memoryview | None = None) -> Sequence[Batch]:
+        """Adds a row in the order of `schema`. weight: bytes of its content, or more. Gives a batch when it is full.
+
+        html: the content, where it is HTML; None stands for it in the row.
+        """
+        full: Sequence[Batch] = ()
         if self.rows and (len(self.rows) >= MAX_BATCH_DOCUMENTS or self.weight + weight > MAX_BATCH_BYTES):
-            yield from self.flush()
+            full = self.flush()
         self.rows.append(row)
         self.weight += weight
+        if html is not None:
+            self._html.add(html)
+        return full
 
-    def flush(self) -> Iterator[Batch]:
+    def flush(self) -> Sequence[Batch]:
         """Gives the rows that wait as a batch, booked."""
         if not self.rows:
-            return
-        columns = zip(*self.rows, strict=True)
-        arrays = [pa.array(values, kind) for values, kind in zip(columns, self.schema.types, strict=True)]
+            return ()
+        schema, columns = self.schema, zip(*self.rows, strict=True)
+        arrays = [
+            self._html.take() if field.name == "html" else pa.array(values, field.type)
+            for values, field in zip(columns, schema, strict=True)
+        ]
         self.rows, self.weight = [], 0
-        yield self.booked(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
+        return (self.booked(pa.RecordBatch.from_arrays(arrays, schema=schema)),)
 
     def booked(self, batch: Batch, chars: int | None = None) -> Batch:
         """Books a batch as read and kept. chars: of its texts, where they were counted."""

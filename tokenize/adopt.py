@@ -25,6 +25,7 @@ from tokenizers import Tokenizer
 
 from gristmill.stages.shards import publish_bytes
 from gristmill.tokenize.adopt_plain import convert_llmc, is_llmc, olmo_documents, searched_lengths
+from gristmill.tokenize.blocks import metadata_of
 from gristmill.tokenize.encode import Encoder
 from gristmill.tokenize.export import MEGATRON_CODES, MEGATRON_MAGIC
 from gristmill.tokenize.pieces import index_bytes
@@ -222,7 +223,7 @@ def _adopt(
         pa.array(lengths, pa.uint32()),
         pa.array(utf8, pa.uint32()),
     ]
-    index = index_bytes(pa.Table.from_arrays(columns, schema=INDEX_SCHEMA))
+    index = index_bytes(pa.Table.from_arrays(columns, schema=INDEX_SCHEMA), metadata_of(ids.data))
     publish_bytes(str(folder / f"{name}.idx"), index)
     if path != folder / f"{name}.bin":
         _link(path, folder / f"{name}.bin")

@@ -11,7 +11,7 @@ in the order of their keys (`order_keys`).
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from types import TracebackType
 from typing import IO, NamedTuple
@@ -25,6 +25,7 @@ from numba import njit
 from gristmill.stages.kernels.buffers import string_views
 from gristmill.stages.kernels.hashing import hash_raw
 from gristmill.stages.shards import join, publish, publish_bytes
+from gristmill.tokenize.blocks import BlockHashes
 from gristmill.tokenize.shards import INDEX_SCHEMA, ShardInfo, Split, TokenError
 
 GATHERED_IDS = 4 << 20  # given back in one go by a spool
@@ -50,11 +51,11 @@ def order_keys(doc_id: pa.Array, texts: pa.Array, seed: int) -> np.ndarray:
     for column in (texts, doc_id):
         hashes = np.empty((len(column), 2), np.uint64)
         hash_raw(*string_views(column), hashes)
-        keys = _mixed(keys ^ hashes[:, 0])
+        keys = mixed(keys ^ hashes[:, 0])
     return keys
 
 
-def _mixed(x: np.ndarray) -> np.ndarray:
+def mixed(x: np.ndarray) -> np.ndarray:
     """A permutation of the 64-bit integers that spreads every bit: the finalizer of SplitMix64 (Steele et al. 2014)."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -116,13 +117,14 @@ class _Piece:
         self._folder, self._index = folder, b""
         self._open = ExitStack()
         self._bin: IO[bytes] = self._open.enter_context(publish(join(folder, f"{name}.bin")))
-        self._digest = xxhash.xxh3_128()
+        self._digest, self._blocks = xxhash.xxh3_128(), BlockHashes()
         self._rows: list[tuple[pa.Array, np.ndarray, pa.Array]] = []
 
     def add(self, doc_id: pa.Array, ids: np.ndarray, lengths: np.ndarray, utf8: pa.Array) -> None:
         data = np.ascontiguousarray(ids).data
         self._bin.write(data)
         self._digest.update(data)
+        self._blocks.update(data)
         self._rows.append((doc_id, lengths, utf8))
         self.tokens += len(ids)
 
@@ -136,7 +138,7 @@ class _Piece:
 
     def finish(self, split: Split, source: str, key: str) -> ShardInfo:
         table = self._table(source)
-        self._index = index = index_bytes(table)
+        self._index = index = index_bytes(table, self._blocks.metadata())
         return ShardInfo(
             name=self.name,
             source=source,
@@ -211,13 +213,17 @@ def _gather(ids, starts, lengths, out):  # type: ignore[no-untyped-def]
             at += 1
 
 
-def index_bytes(table: pa.Table) -> bytes:
+def index_bytes(table: pa.Table, metadata: Mapping[bytes, bytes] | None = None) -> bytes:
     """An .idx file. One record batch, each column in buffers of its own, so that the bytes do not depend on how the
-    rows were gathered: Arrow writes a slice of an array with some bytes of its neighbours."""
+    rows were gathered: Arrow writes a slice of an array with some bytes of its neighbours.
+
+    metadata: of the schema, the checksums of the blocks of the .bin.
+    """
+    schema = INDEX_SCHEMA.with_metadata(metadata)
     columns = [pa.concat_arrays([*column.chunks, column.chunk(0).slice(0, 0)]) for column in _chunked(table)]
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, INDEX_SCHEMA) as writer:
-        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=INDEX_SCHEMA))
+    with pa.ipc.new_file(sink, schema) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
     data: bytes = sink.getvalue().to_pybytes()
     return data
 

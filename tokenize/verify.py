@@ -23,9 +23,11 @@ import pyarrow.compute as pc
 import xxhash
 from numba import int64, njit, uint32, uint64
 
+from gristmill.tokenize.shard_files import changed_place
 from gristmill.tokenize.shards import (
     MANIFEST_FILE,
     TOKENIZER_FILE,
+    DocumentIndex,
     ShardInfo,
     TokenError,
     TokenManifest,
@@ -86,15 +88,15 @@ def _tokenizer(folder: Path, manifest: TokenManifest) -> tuple[list[str], np.nda
 def _shard(folder: Path, info: ShardInfo, manifest: TokenManifest, byte_lengths: np.ndarray | None) -> Iterator[str]:
     bin_path, idx_path = folder / info.bin, folder / info.idx
     dtype = manifest.numpy_dtype
-    sound = True
-    for path, size, digest in (
-        (bin_path, info.tokens * dtype.itemsize, info.bin_xxh3),
-        (idx_path, info.idx_bytes, info.idx_xxh3),
-    ):
-        for problem in _file(path, size, digest):
-            sound = sound and path.is_file()
-            yield problem
-    if not sound:
+    wrong_ids = list(_file(bin_path, info.tokens * dtype.itemsize, info.bin_xxh3))
+    wrong_index = list(_file(idx_path, info.idx_bytes, info.idx_xxh3))
+    if wrong_ids and not wrong_index and bin_path.is_file():
+        place = changed_place(
+            map_file(bin_path), dtype, DocumentIndex.of(read_index(map_file(idx_path), str(idx_path)))
+        )
+        wrong_ids[0] = wrong_ids[0].removesuffix(".") + f"{place}."
+    yield from (*wrong_ids, *wrong_index)
+    if not (bin_path.is_file() and idx_path.is_file()):
         return
     try:
         table = read_index(map_file(idx_path), str(idx_path))

@@ -4,25 +4,32 @@
     mixtures: [../../mixtures/docs_only.yaml, ../../mixtures/blend.yaml]    # relative to this file
     seeds: [1, 2]
     budget_tokens: 400_000                     # each run
+    target_tokens: 20_000_000                  # of the run that is decided on: sources are repeated as often as there
     train: {model: 3m, seq_len: 256, batch_windows: 32, ranks: 2}           # `config.TrainConfig`
-    evaluation_sets: {arc: eval/arc.jsonl}     # what the models are compared on later; `decontaminate` takes it out
+    evaluation_sets: {arc: eval/arc.jsonl}     # texts that are scored too; `decontaminate` takes them out
+    tasks: [arc_easy, hellaswag]               # of lm-evaluation-harness, or `tasks.TaskSettings`
+    rank_by: [arc]                             # whose bits per byte the ranking is by; default: every held-out source
+    control: docs_only                         # a mixture that is repeated, so that the noise is known better
+    control_seeds: [11, 12, 13]
 
     ranking = ablate(Ablation.load("ablation.yaml"), "out/demo/run/tokens", "out/demo/run/ablation")
 
-Each run has a folder of its own, `<mixture>-seed<n>`. A seed decides first weights and order of windows, so mixtures
-with the same seed start from the same weights. Runs that are there with the same key are not repeated; a run that
-fails is tried again, then reported: in the ranking's `runs` and `notes`, and by an error when none is left to rank.
+Each run has a folder of its own, `<mixture>-seed<n>`; curves of all runs are in `curves.json`. A seed decides first
+weights and order of windows, so mixtures with the same seed start from the same weights. Runs that are there with the
+same key are not repeated; a run that fails is tried again, then reported: in the ranking's `runs` and `notes`, and by
+an error when none is left to rank.
 """
 
 from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import orjson
 from pydantic import Field, field_validator, model_validator
 
 from gristmill.mixtures.mixture import Mixture
@@ -30,13 +37,17 @@ from gristmill.stages.documents import Settings
 from gristmill.stages.settings_file import load as load_settings
 from gristmill.stages.shards import publish_bytes
 from gristmill.tokenize.shards import TokenSet
-from gristmill.trainer.config import RUN_FILE, Run, TrainConfig, TrainError
+from gristmill.trainer import metrics
+from gristmill.trainer.checkpoint import STATE_FILE, CheckpointState, complete
+from gristmill.trainer.comparison import Tasks
+from gristmill.trainer.config import BYSTANDERS, RUN_FILE, SCORING, Run, TrainConfig, TrainError
 from gristmill.trainer.feed import open_feed
 from gristmill.trainer.launch import Outcome, finished, run
 from gristmill.trainer.ranking import Ranking, RunRow, rank
-from gristmill.trainer.score import Scores, held_out
+from gristmill.trainer.score import Scores, yardstick
+from gristmill.trainer.tasks import ITEMS_FILE, TaskSettings, read_items, short_form
 
-RANKING_FILE = "ranking.json"
+RANKING_FILE, CURVES_FILE, TASKS_FOLDER = "ranking.json", "curves.json", "tasks"
 OnEvent = Callable[[dict[str, Any]], None]
 
 
@@ -47,26 +58,61 @@ class Ablation(Settings):
     mixtures: tuple[str, ...] = Field(min_length=1)  # files
     seeds: tuple[int, ...] = Field(min_length=1)
     train: TrainConfig
+    match_repetition: bool = True  # false: with `target_tokens` sources stay whole, and the ranking says so
     confidence: float = Field(default=0.95, gt=0.5, lt=1)  # of intervals and verdicts
     retries: int = Field(default=1, ge=0)  # of a run that failed for good
-    # Not read here: the stage `decontaminate` of a recipe with this ablation keeps these items out of the corpus.
-    evaluation_sets: dict[str, Any] = Field(default_factory=dict)
+    tasks: TaskSettings | None = None  # every finished run is asked
+    rank_by: tuple[str, ...] = ()  # sources, evaluation sets or tasks, by their bits per byte; empty: the sources
+    control: str = ""  # the name of a mixture
+    control_seeds: tuple[int, ...] = ()  # that it alone is trained with besides
 
     @model_validator(mode="before")
     @classmethod
     def _budget_goes_to_train(cls, data: Any) -> Any:
-        """`budget_tokens` stands beside `seeds`, because it is what an ablation is planned by."""
+        """`budget_tokens` and `target_tokens` stand beside `seeds`: they are what an ablation is planned by."""
         if not isinstance(data, dict) or not isinstance(data.get("train", {}), dict):
             return data
         train = dict(data.get("train", {}))
         if "seed" in train:
             raise ValueError("train.seed is not used in an ablation: give `seeds`")
         out = {**data, "train": train}
-        if "budget_tokens" in out:
-            train["budget_tokens"] = out.pop("budget_tokens")
+        for name in ("budget_tokens", "target_tokens", "evaluation_sets"):
+            if name in out:
+                train[name] = out.pop(name)
+        if "tasks" in out:
+            out["tasks"] = short_form(out["tasks"])
         return out
 
-    @field_validator("seeds", "mixtures")
+    @model_validator(mode="after")
+    def _control_is_whole(self) -> Self:
+        if bool(self.control) != bool(self.control_seeds):
+            raise ValueError("`control` names a mixture and `control_seeds` its further seeds: give both, or neither")
+        if shared := set(self.seeds) & set(self.control_seeds):
+            raise ValueError(f"seed {min(shared)} is in `seeds` and in `control_seeds`: repeats need other seeds")
+        return self
+
+    @model_validator(mode="after")
+    def _target_is_known(self) -> Self:
+        if not self.match_repetition and self.train.target_tokens is None:
+            raise ValueError("match_repetition: false says nothing without target_tokens")
+        return self
+
+    @property
+    def trained(self) -> TrainConfig:
+        """The settings of every run but for the seed."""
+        return self.train if self.match_repetition else self.train.model_copy(update={"target_tokens": None})
+
+    @property
+    def warnings(self) -> list[str]:
+        """What makes the ranking say less than it seems to, whatever the runs come to."""
+        if self.match_repetition:
+            return []
+        return [
+            f"Sources are whole in these runs of {self.train.total_tokens:,} tokens, so they repeat less than in the "
+            f"run of {self.train.target_tokens:,} that is decided on: small sources look better here than there."
+        ]
+
+    @field_validator("seeds", "mixtures", "control_seeds")
     @classmethod
     def _distinct(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
         if len(set(values)) < len(values):
@@ -75,10 +121,61 @@ class Ablation(Settings):
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Reads a YAML file; mixture paths count from its folder. Raises SettingsError with file and line."""
-        ablation = load_settings(cls, path)
-        folder = Path(path).parent
-        return ablation.model_copy(update={"mixtures": tuple(str(folder / mixture) for mixture in ablation.mixtures)})
+        """Reads a YAML file; paths count from its folder. Raises SettingsError with file and line."""
+        return load_settings(cls, path).below(Path(path).parent)
+
+    def below(self, folder: Path) -> Self:
+        """With its files counted from a folder."""
+        return self.model_copy(
+            update={
+                "mixtures": tuple(str(folder / mixture) for mixture in self.mixtures),
+                "train": self.train.below(folder),
+                "tasks": None if self.tasks is None else self.tasks.below(folder),
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One of those that are compared."""
+
+    name: str
+    mixture: str  # file
+    tokens: str  # folder
+
+
+@dataclass(frozen=True)
+class Trials:
+    """What is trained: every candidate with every seed."""
+
+    candidates: tuple[Candidate, ...]
+    configs: Mapping[int, TrainConfig]  # seed -> settings; for branches of trunks the number of the trunk
+    # The held-out documents of the candidates are not the same ones: they are compared on the evaluation sets alone.
+    by_texts: bool = False
+    notes: tuple[str, ...] = ()  # for the ranking: what a reader must know of the candidates
+
+    @property
+    def names(self) -> list[str]:
+        return [candidate.name for candidate in self.candidates]
+
+
+def trials_of(ablation: Ablation, tokens_folder: str) -> Trials:
+    """The mixtures of an ablation on one folder of tokens. Raises MixtureError, and TrainError for two of a name."""
+    found: dict[str, Candidate] = {}
+    for path in ablation.mixtures:
+        name = Mixture.load(path).name
+        if not re.fullmatch(r"[\w.-]+", name):
+            raise TrainError(
+                f"{path}: the mixture's name {name!r} becomes a folder: use letters, digits, _, - and dots."
+            )
+        if name in found:
+            raise TrainError(
+                f"{path} and {found[name].mixture} are both called {name}: an ablation tells mixtures by name."
+            )
+        found[name] = Candidate(name, path, tokens_folder)
+    seeds = (*ablation.seeds, *ablation.control_seeds)
+    configs = {seed: ablation.trained.model_copy(update={"seed": seed}) for seed in seeds}
+    return Trials(tuple(found.values()), configs)
 
 
 @dataclass(frozen=True)
@@ -91,104 +188,253 @@ class Planned:
     seed: int
     config: TrainConfig
     key: str
+    course: str
+    tokens: str  # folder
+    out: str  # folder of the run
+    tasks: TaskSettings | None
+    retries: int
 
 
-def plan_runs(ablation: Ablation, tokens_folder: str, out: str) -> list[Planned]:
-    """Every run, mixtures in order within a seed, so that an ablation that is cut short has whole seeds.
+def plan_runs(ablation: Ablation, what: str | Trials, out: str) -> list[Planned]:
+    """Every run, candidates in order within a seed, so that an ablation that is cut short has whole seeds.
+
+    what: a folder of tokens, for the mixtures of the ablation; or what else is compared.
 
     Compiles every mixture, so that what cannot be trained is refused before anything is. Raises MixtureError,
-    TokenError, and TrainError where two mixtures share a name or nothing is held out.
+    TokenError, and TrainError where two mixtures share a name, nothing is held out, or a task is not to be had. The
+    repeats of a control come last.
     """
-    tokens = TokenSet.open(tokens_folder)
-    held_out(tokens, ablation.train)
-    names: dict[str, str] = {}
-    for path in ablation.mixtures:
-        name = Mixture.load(path).name
-        if not re.fullmatch(r"[\w.-]+", name):
-            raise TrainError(
-                f"{path}: the mixture's name {name!r} becomes a folder: use letters, digits, _, - and dots."
-            )
-        if name in names:
-            raise TrainError(f"{path} and {names[name]} are both called {name}: an ablation tells mixtures by name.")
-        names[name] = path
-    runs = []
-    for seed in ablation.seeds:
-        for name, path in names.items():
-            config = ablation.train.model_copy(update={"seed": seed})
-            folder = f"{name}-seed{seed}"
-            job = Run(config=config, mixture=path, tokens=tokens_folder, out=str(Path(out) / folder))
-            runs.append(Planned(folder, name, path, seed, config, open_feed(job, tokens).key))
-    return runs
+    trials = trials_of(ablation, what) if isinstance(what, str) else what
+    tokens = {candidate.tokens: TokenSet.open(candidate.tokens) for candidate in trials.candidates}
+    for each in tokens.values():
+        yardstick(each, next(iter(trials.configs.values())))
+    if ablation.control and ablation.control not in trials.names:
+        raise TrainError(f"`control` names {ablation.control!r}; the mixtures are {', '.join(trials.names)}.")
+    if ablation.tasks is not None:
+        from gristmill.trainer.evaluate import load_tasks
+
+        load_tasks(ablation.tasks)
+    further = set(ablation.control_seeds)
+    wanted = [(c, seed) for seed in trials.configs if seed not in further for c in trials.candidates]
+    wanted += [(c, seed) for seed in ablation.control_seeds for c in trials.candidates if c.name == ablation.control]
+    return [_planned(ablation, candidate, seed, trials.configs[seed], tokens, out) for candidate, seed in wanted]
 
 
-def ablate(ablation: Ablation, tokens_folder: str, out: str, on_progress: OnEvent | None = None) -> Ranking:
-    """Trains what is missing, one run after the other, ranks, and writes `out`/ranking.json.
+def _planned(
+    ablation: Ablation, which: Candidate, seed: int, config: TrainConfig, tokens: Mapping[str, TokenSet], out: str
+) -> Planned:
+    folder = f"{which.name}-seed{seed}"
+    job = Run(config=config, mixture=which.mixture, tokens=which.tokens, out=str(Path(out) / folder))
+    feed = open_feed(job, tokens[which.tokens])
+    return Planned(
+        name=folder,
+        mixture=which.name,
+        path=which.mixture,
+        seed=seed,
+        config=config,
+        key=feed.key,
+        course=feed.course,
+        tokens=which.tokens,
+        out=job.out,
+        tasks=ablation.tasks,
+        retries=ablation.retries,
+    )
+
+
+# What carries the runs out: gets those to do, with their positions, and gives each one's row back as it ends.
+Carry = Callable[[Sequence[tuple[int, Planned]], OnEvent], Iterator[tuple[int, RunRow]]]
+
+
+def one_after_the_other(todo: Sequence[tuple[int, Planned]], tell: OnEvent) -> Iterator[tuple[int, RunRow]]:
+    """The `Carry` of one machine."""
+    for position, job in todo:
+        yield position, carry_out(job, tell)
+
+
+def ablate(
+    ablation: Ablation,
+    what: str | Trials,
+    out: str,
+    on_progress: OnEvent | None = None,
+    carry: Carry = one_after_the_other,
+) -> Ranking:
+    """Trains what is missing, ranks, and writes `out`/ranking.json and curves.json. what: as `plan_runs` takes it.
 
     on_progress gets {"event": "found" | "start" | "step" | "done" | "failed", "run", "index", "of"}; a step adds what
     metrics.jsonl has, and "steps"; done adds "bits_per_byte"; failed adds "error". Raises TrainError when no run
     finished, or when one was stopped from outside; finished runs stay and are found again.
     """
     tell = on_progress or (lambda event: None)
-    planned = plan_runs(ablation, tokens_folder, out)
-    cells: dict[tuple[str, int], Scores] = {}
-    rows = []
-    for index, job in enumerate(planned):
-        where = {"run": job.name, "index": index, "of": len(planned)}
-        row, scores = _one(job, ablation.retries, tokens_folder, str(Path(out) / job.name), where, tell)
-        rows.append(row)
-        if scores is not None:
-            cells[job.mixture, job.seed] = scores
-    mixtures = list(dict.fromkeys(job.mixture for job in planned))
-    ranking = rank(
-        ablation.name, mixtures, ablation.seeds, cells, rows, ablation.train.total_tokens, ablation.confidence
-    )
+    trials = trials_of(ablation, what) if isinstance(what, str) else what
+    planned = plan_runs(ablation, trials, out)
+    places = {job.name: {"run": job.name, "index": index, "of": len(planned)} for index, job in enumerate(planned)}
+
+    def placed(event: dict[str, Any]) -> None:
+        tell({**event, **places[event["run"]]})
+
+    rows = {position: row for position, job in enumerate(planned) if (row := found_row(job)) is not None}
+    for row in rows.values():
+        placed({"event": "found", "run": row.name, "bits_per_byte": row.bits_per_byte})
+    todo = [(position, job) for position, job in enumerate(planned) if position not in rows]
+    for position, row in carry(todo, placed):
+        rows[position] = row
+    ranking = ranked(ablation, trials, planned, [rows[position] for position in range(len(planned))])
+    ranking = ranking.model_copy(update={"notes": [*ablation.warnings, *trials.notes, *ranking.notes]})
+    publish_bytes(str(Path(out) / CURVES_FILE), orjson.dumps(curves(planned), option=orjson.OPT_INDENT_2))
     publish_bytes(str(Path(out) / RANKING_FILE), ranking.encoded())
-    if not cells:
+    if not any(row.status == "done" for row in rows.values()):
         raise TrainError(f"{out}: no run of the ablation finished. The first: {rows[0].name}: {rows[0].error}")
     return ranking
 
 
-def _one(
-    job: Planned, retries: int, tokens_folder: str, folder: str, where: dict[str, Any], tell: OnEvent
-) -> tuple[RunRow, Scores | None]:
-    """One run, found or trained -> its row, and its scores if it finished."""
-    found = finished(Path(folder), job.key)
-    if found is not None and found.scores is not None:
-        tell({"event": "found", **where, "bits_per_byte": found.scores.bits_per_byte})
-        return _row(job, found, reused=True), found.scores
-    _clear_other(Path(folder), job.key)
-    steps = job.config.total_steps
-    tell({"event": "start", **where, "steps": steps})
+def ranked(ablation: Ablation, trials: Trials, planned: Sequence[Planned], rows: Sequence[RunRow]) -> Ranking:
+    """The ranking of the runs that are done, read from their folders."""
+    cells: dict[tuple[str, int], Scores] = {}
+    tasks: dict[tuple[str, int], Tasks] = {}
+    for job, row in zip(planned, rows, strict=True):
+        if row.status == "done":
+            outcome = finished(Path(job.out), job.key)
+            if outcome is None or outcome.scores is None:
+                raise TrainError(
+                    f"{job.out}: the run ended, but its scores are not here. Runs on other machines must write to a "
+                    "folder that all of them and this one share."
+                )
+            cells[job.mixture, job.seed] = outcome.scores.of_texts() if trials.by_texts else outcome.scores
+            if job.tasks is not None:
+                tasks[job.mixture, job.seed] = read_items(Path(job.out) / TASKS_FOLDER / ITEMS_FILE)
+    seeds = [seed for seed in trials.configs if seed not in ablation.control_seeds]
+    return rank(
+        ablation.name,
+        trials.names,
+        seeds,
+        cells,
+        rows,
+        next(iter(trials.configs.values())).total_tokens,
+        ablation.confidence,
+        tasks,
+        ablation.rank_by,
+        ablation.control,
+        ablation.control_seeds,
+    )
+
+
+def found_row(job: Planned) -> RunRow | None:
+    """The row of a run that is there, tasks included, with the same keys."""
+    outcome = finished(Path(job.out), job.key)
+    if outcome is None or outcome.scores is None:
+        return None
+    summaries = {}
+    if job.tasks is not None:
+        from gristmill.trainer.evaluate import finished_tasks, task_key
+
+        state = _newest(Path(job.out))
+        key = "" if state is None else task_key(state.course, state.progress.step, job.tasks)
+        done = finished_tasks(Path(job.out) / TASKS_FOLDER, key)
+        if done is None:
+            return None
+        summaries = done.tasks
+    return _row(job, outcome, summaries, reused=True)
+
+
+def carry_out(job: Planned, tell: OnEvent) -> RunRow:
+    """Trains one run and asks it the tasks; tries again what fails. Raises TrainError when it was stopped."""
+    folder, steps = Path(job.out), job.config.total_steps
+    tell({"event": "start", "run": job.name, "steps": steps})
     error = ""
-    for _ in range(1 + retries):
+    for _ in range(1 + job.retries):
         try:
-            outcome = run(
-                job.config,
-                job.path,
-                tokens_folder,
-                folder,
-                lambda line: tell({"event": "step", **where, "steps": steps, **line}),
-                job.key,
-            )
+            outcome = finished(folder, job.key)
+            if outcome is None:
+                _clear_other(folder, job)
+                outcome = run(
+                    job.config,
+                    job.path,
+                    job.tokens,
+                    job.out,
+                    lambda line: tell({"event": "step", "run": job.name, "steps": steps, **line}),
+                    job.key,
+                )
+            if outcome.scores is None:
+                raise Stopped(f"{folder}: training was stopped from outside. The same command goes on from there.")
+            row = _row(job, outcome, _asked(job), reused=False)
+        except Stopped:
+            raise
         except TrainError as problem:
             error = str(problem)
             continue
-        if outcome.scores is None:
-            raise TrainError(f"{folder}: training was stopped from outside. The same command goes on from there.")
-        tell({"event": "done", **where, "bits_per_byte": outcome.scores.bits_per_byte})
-        return _row(job, outcome, reused=False), outcome.scores
-    tell({"event": "failed", **where, "error": error})
-    return RunRow(name=job.name, mixture=job.mixture, seed=job.seed, status="failed", error=error), None
+        tell({"event": "done", "run": job.name, "bits_per_byte": row.bits_per_byte})
+        return row
+    tell({"event": "failed", "run": job.name, "error": error})
+    return failed_row(job, error)
 
 
-def _clear_other(folder: Path, key: str) -> None:
-    """Removes what a run of other settings or data left under this name."""
+class Stopped(TrainError):
+    """A run was asked to end from outside: no fault of its own, and no reason to try again at once."""
+
+
+def failed_row(job: Planned, error: str) -> RunRow:
+    return RunRow(name=job.name, mixture=job.mixture, seed=job.seed, status="failed", error=error)
+
+
+def _asked(job: Planned) -> dict[str, dict[str, Any]]:
+    """What the tasks of a finished run came to; asked now where they are not there."""
+    if job.tasks is None:
+        return {}
+    from gristmill.trainer.evaluate import evaluate_tasks, finished_tasks, task_key
+    from gristmill.trainer.trained import open_trained
+
+    trained, folder = open_trained(job.out), Path(job.out) / TASKS_FOLDER
+    key = task_key(trained.state.course, trained.state.progress.step, job.tasks)
+    done = finished_tasks(folder, key) or evaluate_tasks(trained, job.tasks, str(folder), job.config.device)
+    return done.tasks
+
+
+def curves(planned: Sequence[Planned]) -> list[dict[str, Any]]:
+    """For each run that has some: its scores while it was trained, and after."""
+    out = []
+    for job in planned:
+        folder = Path(job.out)
+        lines = [line for line in metrics.read(folder / metrics.METRICS_FILE) if "bits_per_byte" in line]
+        points: list[dict[str, Any]] = [
+            {name: line[name] for name in ("step", "tokens", "bits_per_byte", "evaluation_sets") if name in line}
+            for line in lines
+        ]
+        outcome = finished(folder, job.key)
+        if outcome is not None and outcome.scores is not None:
+            last = {"step": outcome.done["steps"], "tokens": outcome.done["tokens"]}
+            last["bits_per_byte"] = outcome.scores.bits_per_byte
+            points.append(last | ({"evaluation_sets": outcome.scores.of_sets} if outcome.scores.sets else {}))
+        if points:
+            out.append({"run": job.name, "mixture": job.mixture, "seed": job.seed, "points": points})
+    return out
+
+
+def _clear_other(folder: Path, job: Planned) -> None:
+    """Removes what a run of other settings or data left under this name.
+
+    Where only the texts that are scored are others, the checkpoint is the same: it stays and is scored again.
+    """
     path = folder / RUN_FILE
-    if path.exists() and Run.load(path).key != key:
+    if not path.exists():
+        return
+    before, state = Run.load(path), _newest(folder)
+    course = "" if state is None else state.course
+    if before.key != job.key and _weights(before.config, course) != _weights(job.config, job.course):
         shutil.rmtree(folder)
 
 
-def _row(job: Planned, outcome: Outcome, *, reused: bool) -> RunRow:
+def _weights(config: TrainConfig, course: str) -> list[Any]:
+    """Everything that decides the weights."""
+    return [config.model_dump(mode="json", exclude=BYSTANDERS | SCORING), course]
+
+
+def _newest(folder: Path) -> CheckpointState | None:
+    """State of a run's newest checkpoint."""
+    found = complete(folder / "checkpoints")
+    return CheckpointState.model_validate(orjson.loads((found[-1] / STATE_FILE).read_bytes())) if found else None
+
+
+def _row(job: Planned, outcome: Outcome, tasks: Mapping[str, dict[str, Any]], *, reused: bool) -> RunRow:
     assert outcome.scores is not None
     return RunRow(
         name=job.name,
@@ -198,6 +444,8 @@ def _row(job: Planned, outcome: Outcome, *, reused: bool) -> RunRow:
         reused=reused,
         score=outcome.scores.mean,
         bits_per_byte=outcome.scores.bits_per_byte,
+        evaluation_sets=outcome.scores.of_sets,
+        tasks=dict(tasks),
         tokens=outcome.done["sources"],
         skipped=outcome.done["skipped"],
         seconds=outcome.done["seconds"],

@@ -10,13 +10,14 @@ results go; it is the JSON file that every rank reads.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import orjson
 import xxhash
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from gristmill.stages.documents import Settings
+from gristmill.stages.evaluation_sets import EvaluationSet, short_form
 
 VERSION = 2  # raise it when the same settings train another model; it is part of a run's key
 
@@ -24,6 +25,12 @@ VERSION = 2  # raise it when the same settings train another model; it is part o
 RUN_FILE, LOG_FILE = "run.json", "log.txt"  # of a run's folder
 DONE_FILE, STOPPED_FILE, FAILED_FILE = "done.json", "stopped.json", "failed.json"  # how it ended; one of them
 SCORES_FILE = "scores.json"
+LAUNCHER = "GRISTMILL_LAUNCHER"  # in the environment of the ranks: the process whose end they must not outlive
+
+
+def pause(tries: int) -> float:
+    """Seconds to wait before another try, after so many without success: none, 0.5, 1, 2, ..., at most 30."""
+    return min(2.0 ** (tries - 1) * 0.5, 30.0) if tries else 0.0
 
 
 class TrainError(RuntimeError):
@@ -116,35 +123,56 @@ class TrainConfig(Settings):
     micro_windows: int = Field(default=0, ge=0)  # per rank in one forward pass; 0: the rank's whole share
     steps: int = Field(default=0, ge=0)  # 0: from budget_tokens
     budget_tokens: int = Field(default=0, ge=0)  # 0: from steps
+    # Of the run that this one stands for: each source is cut down to budget / target (`mixtures/subsample.py`).
+    target_tokens: int | None = Field(default=None, ge=1)
 
     optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for the matrices of the blocks, adamw for the rest
     lr: float = Field(default=3e-3, gt=0)
     min_lr_ratio: float = Field(default=0.1, ge=0, le=1)  # of lr, at the end
     warmup: float = Field(default=0.05, ge=0)  # below 1 a share of the steps, else steps
     schedule: Literal["cosine", "linear", "wsd"] = "cosine"
-    decay: str | float = 0.2  # wsd: share of the steps, or the name of the mixture phase in which it decays
+    # wsd: share of the steps, or the name of the mixture phase in which it decays; "fork": from the fork on
+    decay: str | float = 0.2
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.1, ge=0)  # on matrices; never on gains
     clip: float = Field(default=1.0, ge=0)  # largest gradient norm; 0: none
     z_loss: float = Field(default=0.0, ge=0)  # weight of mean(log Z squared); PaLM, section 5, has 1e-4
     mask_documents: bool = False  # attention stays inside a document
+    boundary_loss: bool = True  # also on a document's first token, which nothing but an end-of-text token foretells
 
+    init_from: str = ""  # RUN, RUN@STEP, RUN@best or a checkpoint: fork that run (`fork.py`)
     seed: int = 1  # of the first weights and of the order of windows
     ranks: int = Field(default=1, ge=1)
+    parallel: Literal["fsdp", "hsdp", "ddp"] = "fsdp"  # how ranks share the weights: `parallel.py`
+    replicas: int = Field(default=2, ge=2)  # hsdp: copies of the weights, such as one a machine
+    tensor: int = Field(default=1, ge=1)  # neighbouring ranks that share the products of a block
     threads: int = Field(default=1, ge=1)  # per rank
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["float32", "bf16"] = "float32"  # of activations and gathered weights; masters are float32
+    recompute: Literal["none", "selective", "full"] = "none"  # in the backward pass, to save memory: `recompute.py`
     compile: bool = False  # torch.compile of each block: faster steps, about a minute to start on a CPU
 
     checkpoint_every: int = Field(default=100, ge=0)  # steps; 0: only the last
     keep_last: int = Field(default=2, ge=1)  # checkpoints
+    keep_every: int = Field(default=0, ge=0)  # steps; of such a step it is kept for good, to fork from; 0: none
+    keep_best: int = Field(default=0, ge=0)  # checkpoints of the lowest loss, beside the last
+    best_by: Literal["training", "evaluation"] = "training"  # mean loss of the last 50 steps, or bits per byte
+    async_save: bool = True  # a thread writes checkpoints while training goes on
     eval_every: int = Field(default=0, ge=0)  # steps between held-out scores; 0: only after the last step
     eval_bytes: int = Field(default=200_000, ge=0)  # of held-out text a source; 0: everything
     eval_document_bytes: int = Field(default=0, ge=0)  # of one document, from its beginning; 0: whole documents
+    evaluation_sets: dict[str, EvaluationSet] = Field(default_factory=dict)  # texts that are scored like held-out ones
     max_skipped: int = Field(default=5, ge=0)  # steps with a loss that is no number, before the run stops
-    max_restarts: int = Field(default=3, ge=0)  # of the group, after a rank died
-    tensorboard: bool = False
+    max_restarts: int = Field(default=3, ge=0)  # of the group, after a rank died, without a new checkpoint in between
+    spike_threshold: float = Field(default=6.0, ge=0)  # robust deviations above the median loss; 0: nothing is logged
+    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ("tensorboard",)  # beside metrics.jsonl
+    profile: bool = False  # write PyTorch profiler traces of a few steps
+
+    @field_validator("evaluation_sets", mode="before")
+    @classmethod
+    def _files_alone(cls, sets: Any) -> Any:
+        return {name: short_form(entry) for name, entry in sets.items()} if isinstance(sets, dict) else sets
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -152,16 +180,66 @@ class TrainConfig(Settings):
             raise ValueError(f"there is no model preset {self.model!r}; presets: {', '.join(PRESETS)}")
         if bool(self.steps) == bool(self.budget_tokens):
             raise ValueError("give one of steps and budget_tokens")
-        if self.batch_windows % self.ranks:
-            raise ValueError(f"batch_windows {self.batch_windows} must be a multiple of ranks {self.ranks}")
+        self._check_mesh()
         if self.budget_tokens and self.budget_tokens < self.batch_windows * self.seq_len:
             raise ValueError(
                 f"budget_tokens {self.budget_tokens:,} is less than one step of {self.batch_windows} windows x "
                 f"{self.seq_len} tokens"
             )
+        if self.target_tokens is not None and self.target_tokens < self.total_tokens:
+            raise ValueError(
+                f"target_tokens {self.target_tokens:,} is of a larger run than this one of {self.total_tokens:,}"
+            )
+        if self.keep_best and self.best_by == "evaluation":
+            every = self.eval_every
+            if not every or not self.checkpoint_every or self.checkpoint_every % every:
+                raise ValueError(
+                    f"best_by evaluation needs a score at every checkpoint: eval_every ({every}) must divide "
+                    f"checkpoint_every ({self.checkpoint_every})"
+                )
         if isinstance(self.decay, float) and not 0 <= self.decay <= 1:
             raise ValueError(f"decay {self.decay} must be a share between 0 and 1, or the name of a phase")
         return self
+
+    def below(self, folder: Path) -> TrainConfig:
+        """With the files of evaluation sets counted from a folder."""
+        sets = {
+            name: entry.model_copy(
+                update={"files": tuple(f if "://" in f else str((folder / f).resolve()) for f in entry.files)}
+            )
+            for name, entry in self.evaluation_sets.items()
+        }
+        return self.model_copy(update={"evaluation_sets": sets})
+
+    def _check_mesh(self) -> None:
+        """Raises ValueError where the ranks cannot be laid out as asked."""
+        if self.ranks % self.tensor:
+            raise ValueError(f"ranks {self.ranks} must be a multiple of tensor {self.tensor}")
+        if self.parallel == "hsdp" and self.data_ranks % self.replicas:
+            raise ValueError(
+                f"hsdp: ranks {self.ranks} / tensor {self.tensor} = {self.data_ranks} must be a multiple of replicas "
+                f"{self.replicas}; or take fsdp"
+            )
+        if self.batch_windows % self.data_ranks:
+            readers = "ranks" if self.tensor == 1 else f"ranks / tensor {self.tensor} ="
+            raise ValueError(f"batch_windows {self.batch_windows} must be a multiple of {readers} {self.data_ranks}")
+        if self.tensor == 1 or (isinstance(self.model, str) and self.model not in PRESETS):
+            return
+        shape = self.shape.resolved(0)
+        for name in ("heads", "kv_heads", "hidden"):
+            size, parts = getattr(shape, name), self.tensor
+            if size % parts:
+                raise ValueError(f"tensor {parts} must divide model.{name} {size}: each of these ranks takes a part")
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that read different windows."""
+        return self.ranks // self.tensor
+
+    @property
+    def copies(self) -> int:
+        """Of the weights: groups of data ranks that hold everything between them."""
+        return {"fsdp": 1, "hsdp": self.replicas, "ddp": self.data_ranks}[self.parallel]
 
     @property
     def shape(self) -> ModelShape:
@@ -183,17 +261,36 @@ class TrainConfig(Settings):
 
 
 # Settings that change where and how often something is written, never the trained weights or the scores.
-BYSTANDERS = {"checkpoint_every", "keep_last", "max_restarts", "tensorboard", "eval_every"}
+BYSTANDERS = {
+    "init_from",  # the trunk of a fork counts by its content
+    "checkpoint_every",
+    "keep_last",
+    "keep_every",
+    "keep_best",
+    "best_by",
+    "async_save",
+    "max_restarts",
+    "spike_threshold",
+    "trackers",
+    "profile",
+    "eval_every",
+    "evaluation_sets",  # what is in them counts, not where they lie: `run_key`
+}
+# Settings of the scores alone.
+SCORING = {"eval_bytes", "eval_document_bytes"}
 # Settings that a run may change half way: the steps that follow are the same but for rounding.
 MACHINERY = {
     "ranks",
+    "parallel",
+    "replicas",
+    "tensor",
     "threads",
     "device",
+    "recompute",
     "compile",
     "micro_windows",
     "max_skipped",
-    "eval_bytes",
-    "eval_document_bytes",
+    *SCORING,
 }
 
 
@@ -218,12 +315,13 @@ class Run(Settings):
             raise TrainError(f"{path}: cannot read the run: {error}") from error
 
 
-def run_key(config: TrainConfig, data: str) -> str:
-    """Identity of a run's result. data: identity of mixture and tokens (the plan's hash).
+def run_key(config: TrainConfig, data: str, sets: str = "") -> str:
+    """Identity of a run's result. data: identity of mixture and tokens (the plan's hash); sets: of the texts scored.
 
     The number of ranks and threads is part of it: sums in another order give another last bit.
     """
     body = {"version": VERSION, "config": config.model_dump(mode="json", exclude=BYSTANDERS), "data": data}
+    body |= {"sets": sets} if sets else {}
     return xxhash.xxh3_128_hexdigest(orjson.dumps(body, option=orjson.OPT_SORT_KEYS))
 
 

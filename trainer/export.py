@@ -24,7 +24,7 @@ from torch import Tensor
 from gristmill.mixtures.consumption import CONSUMPTION_FILE, Consumption
 from gristmill.stages.shards import checksum, publish_bytes
 from gristmill.tokenize.tokenizer_json import parse, vocabulary
-from gristmill.trainer.config import SCORES_FILE, TrainConfig, TrainError
+from gristmill.trainer.config import BYSTANDERS, SCORES_FILE, TrainConfig, TrainError
 from gristmill.trainer.model import count_parameters, flops_per_token
 from gristmill.trainer.score import Scores
 from gristmill.trainer.trained import Trained
@@ -178,7 +178,7 @@ def model_card(trained: Trained) -> str:
 
 
 def _settings(config: TrainConfig) -> dict[str, Any]:
-    return config.model_dump(mode="json", exclude={"threads", "max_restarts", "tensorboard", "keep_last"})
+    return config.model_dump(mode="json", exclude=BYSTANDERS | {"threads"})
 
 
 def _data_table(trained: Trained) -> list[str]:

@@ -6,18 +6,18 @@ Under torchrun a group is as large as WORLD_SIZE; without it there is one rank a
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from gristmill.trainer.config import TrainConfig, TrainError
 from gristmill.trainer.model import Llama
+from gristmill.trainer.parallel import mesh_of, share
 
 TIMEOUT = timedelta(minutes=10)  # of one collective; a dead peer is noticed much sooner, by its closed socket
 
@@ -27,11 +27,27 @@ class Group:
     rank: int
     world: int
     device: torch.device
-    mesh: DeviceMesh | None  # None: one rank, nothing to talk to
+    mesh: DeviceMesh | None  # `parallel.mesh_of`; None: one rank, nothing to talk to
+    tensor: int = 1  # neighbouring ranks that share products and read the same windows
+    talk: dist.ProcessGroup | None = None  # over which `gather` goes; None: the default one
 
     @property
     def leads(self) -> bool:
         return self.rank == 0
+
+    @property
+    def data_rank(self) -> int:
+        """Place among the ranks that read different windows."""
+        return self.rank // self.tensor
+
+    @property
+    def data_world(self) -> int:
+        return self.world // self.tensor
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank's windows are to be counted: one of the ranks that read the same ones does."""
+        return self.rank % self.tensor == 0
 
     def sum(self, values: Tensor) -> Tensor:
         """Elementwise sum over ranks, in place, the same bits on every rank."""
@@ -44,8 +60,15 @@ class Group:
         if self.mesh is None:
             return [value]
         values: list[Any] = [None] * self.world
-        dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value, group=self.talk)
         return values
+
+    def apart(self) -> Group:
+        """The same ranks with a gloo group of their own, for a thread that talks beside the loop. All ranks together.
+
+        Two threads on one process group mix up their messages, and abort.
+        """
+        return self if self.mesh is None else replace(self, talk=dist.new_group(backend="gloo", timeout=TIMEOUT))
 
     def leave(self) -> None:
         if self.mesh is not None:
@@ -75,21 +98,10 @@ def join(config: TrainConfig) -> Group:
         return Group(0, 1, device, None)
     backend = "cpu:gloo,cuda:nccl" if config.device == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=TIMEOUT)
-    return Group(dist.get_rank(), world, device, init_device_mesh(config.device, (world,), mesh_dim_names=("shard",)))
+    return Group(dist.get_rank(), world, device, mesh_of(config), config.tensor)
 
 
 def shard(model: Llama, group: Group) -> None:
-    """Spreads the parameters over the ranks: one FSDP unit a block, and one for the rest.
-
-    Weights are gathered in the activations' dtype; gradients are summed in float32.
-    """
-    if group.mesh is None:
-        return
-    policy = MixedPrecisionPolicy(param_dtype=model.dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    # Gathered weights stay until the backward pass: on gloo a second gather costs more than the memory
-    # (327 against 358 tokens/s at 110 M parameters), on one machine with GPUs memory is what is short.
-    again = group.device.type == "cuda"
-    units: list[nn.Module] = [*model.layers]
-    for unit in units:
-        fully_shard(unit, mesh=group.mesh, mp_policy=policy, reshard_after_forward=again)
-    fully_shard(model, mesh=group.mesh, mp_policy=policy, reshard_after_forward=False)
+    """Spreads the parameters over the ranks, as `parallel.share`."""
+    if group.mesh is not None:
+        model.tensor_mesh = share(model, group.mesh, model.dtype, group.device)

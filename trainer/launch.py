@@ -4,8 +4,9 @@
     outcome.status, outcome.scores.mean
 
 The ranks run under torchrun, which starts the group again from the last checkpoint when a rank dies. Everything stays
-on the loopback interface. One rank without a GPU needs no torchrun and is started as a plain process, at half the
-start-up time; it is started again in the same way.
+on the loopback interface. One rank needs no torchrun and is started as a plain process, at half the start-up time.
+What was started is started again when it dies itself, and when torchrun has used up its tries although a checkpoint
+was written since: `max_restarts` counts tries that got nowhere, with longer and longer pauses between them.
 
 Two settings of the environment matter. With gloo, torchrun's ranks of a second life find the rendezvous store of the
 first and read addresses of dead processes there: 6 of 10 restarts hung or failed. With
@@ -29,9 +30,11 @@ from typing import Any, Literal
 
 import orjson
 
+from gristmill.trainer.checkpoint import complete
 from gristmill.trainer.config import (
     DONE_FILE,
     FAILED_FILE,
+    LAUNCHER,
     LOG_FILE,
     RUN_FILE,
     SCORES_FILE,
@@ -39,13 +42,18 @@ from gristmill.trainer.config import (
     Run,
     TrainConfig,
     TrainError,
+    pause,
 )
+from gristmill.trainer.fork import full_name
 from gristmill.trainer.metrics import METRICS_FILE, Follower
 from gristmill.trainer.score import Scores
+from gristmill.trainer.trackers import require
 
 POLL_S = 0.1
 STOP_PATIENCE_S = 30.0  # after SIGTERM, for the last checkpoint
 LOG_TAIL = 25  # lines in an error
+# Exit codes of what was asked to stop before the ranks could see to it themselves: by a signal, or by `agent.py`.
+ASKED = {code for number in (signal.SIGTERM, signal.SIGINT) for code in (-number, 128 + number)}
 CHATTER = ("NOTE: Redirects are currently not supported", "[W", "W1", "*****", "Setting OMP_NUM_THREADS")
 
 OnProgress = Callable[[dict[str, Any]], None]
@@ -55,7 +63,7 @@ OnProgress = Callable[[dict[str, Any]], None]
 class Outcome:
     """How a run ended."""
 
-    status: Literal["done", "stopped"]  # stopped: by a signal, with a checkpoint to go on from
+    status: Literal["done", "stopped"]  # stopped: by a signal; the same command goes on
     out: Path
     done: dict[str, Any]  # done.json; empty when stopped
     scores: Scores | None
@@ -85,25 +93,46 @@ def run(
     come again. key is kept in run.json. Raises TrainError, with the end of the log, when the run fails for good. When
     interrupted, the ranks save and end before the exception goes on.
     """
+    require(config.trackers)
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     for name in (FAILED_FILE, STOPPED_FILE, DONE_FILE):
         (folder / name).unlink(missing_ok=True)
+    if config.init_from:
+        config = config.model_copy(update={"init_from": full_name(config.init_from)})
     where = {name: str(Path(path).resolve()) for name, path in (("mixture", mixture), ("tokens", tokens_folder))}
     Run(config=config, **where, out=str(folder.resolve()), key=key).save(folder / RUN_FILE)
     follower = Follower(folder / METRICS_FILE)
-    lives = 1 if config.ranks > 1 else 1 + config.max_restarts
-    for life in range(lives):
+    code = _see_through(config, folder, follower, on_progress)
+    return _outcome(folder, code, config)
+
+
+def _see_through(config: TrainConfig, folder: Path, follower: Follower, on_progress: OnProgress | None) -> int:
+    """Starts the run until it ends by itself, or has died too often without a new checkpoint -> the last exit code."""
+    tries = 0
+    while True:
+        before = _newest(folder)
         with _started(command(config, folder), folder, config) as process:
             while process.poll() is None:
                 _report(follower, on_progress)
                 time.sleep(POLL_S)
         _report(follower, on_progress)
-        if process.returncode == 0 or (folder / FAILED_FILE).exists() or life == lives - 1:
-            break
+        said = any((folder / name).exists() for name in (FAILED_FILE, STOPPED_FILE))
+        if said or process.returncode == 0 or process.returncode in ASKED:
+            return process.returncode
+        # torchrun has tried `max_restarts` times before it ends with 1; a signal ended torchrun itself.
+        spent = config.ranks > 1 and process.returncode > 0
+        advanced = _newest(folder) != before
+        tries = 0 if advanced else tries + (config.max_restarts + 1 if spent else 1)
+        if tries > config.max_restarts or (not config.max_restarts):
+            return process.returncode
         _note(folder, f"The process ended with {_ending(process.returncode)}; starting again.")
-        time.sleep(min(2.0**life * 0.5, 30.0))
-    return _outcome(folder, process.returncode, config)
+        time.sleep(pause(max(tries, 1)))
+
+
+def _newest(folder: Path) -> str:
+    found = complete(folder / "checkpoints")
+    return found[-1].name if found else ""
 
 
 def command(config: TrainConfig, folder: Path) -> list[str]:
@@ -114,7 +143,7 @@ def command(config: TrainConfig, folder: Path) -> list[str]:
     return [
         sys.executable,
         "-m",
-        "torch.distributed.run",
+        "gristmill.trainer.agent",
         "--nnodes=1",
         "--rdzv-backend=c10d",
         "--rdzv-endpoint=127.0.0.1:0",  # a free port; `--standalone` would look up the host's name
@@ -143,6 +172,7 @@ def environment(config: TrainConfig) -> dict[str, str]:
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "GLOO_SOCKET_IFNAME": _loopback(),
         "PYTHONUNBUFFERED": "1",
+        LAUNCHER: str(os.getpid()),
     }
 
 
@@ -193,7 +223,7 @@ def _outcome(folder: Path, code: int, config: TrainConfig) -> Outcome:
     try:
         done = orjson.loads((folder / DONE_FILE).read_bytes())
     except FileNotFoundError:
-        if (folder / STOPPED_FILE).exists():
+        if code in ASKED or (folder / STOPPED_FILE).exists():
             return Outcome("stopped", folder, {}, None)
         raise TrainError(
             f"{folder}: training ended with {_ending(code)} and was started again at most {config.max_restarts} times. "

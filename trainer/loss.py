@@ -8,54 +8,83 @@ linear cross-entropy (Hsu et al. 2024).
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-PROJECT_LOGITS = 1 << 20  # projected at a time: 4 MiB of float32, about what a core's cache holds
-GRADIENT_LOGITS = 1 << 23  # whose gradient goes to the output matrix in one product
+PROJECT_ROWS = 256  # projected at a time: fewer starve the product, more leave the cache (64 to 512 tried on a CPU)
+GRADIENT_LOGITS = 1 << 26  # at most, whose gradient goes to the output matrix in one product
+
+Sums = tuple[Tensor, Tensor]
 
 
 def _pieces(rows: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
+def rows_at_once(rows: int, vocab: int) -> int:
+    """Rows whose gradient of logits is stored at a time."""
+    return min(rows, max(PROJECT_ROWS, GRADIENT_LOGITS // vocab))
+
+
+def _piece(hidden: Tensor, weight: Tensor, targets: Tensor, z_loss: float, out: Tensor | None) -> Sums:
+    """Summed nats and log Z squared of some rows; the gradient of their logits goes to `out` (rows, vocab)."""
+    mask = (targets >= 0).float()[:, None]  # (n, 1)
+    target = targets.clamp_min(0)[:, None]
+    logits = hidden @ weight.T  # (n, vocab)
+    chosen_logit = logits.gather(1, target).float()
+    log_p = torch.log_softmax(logits, dim=1, dtype=torch.float32)
+    chosen = log_p.gather(1, target)
+    log_z = chosen_logit - chosen  # (n, 1)
+    # Left out by selection: a product with 0 would let an infinite loss through as NaN.
+    nll = -torch.where(mask > 0, chosen, 0.0).sum()
+    penalty = torch.where(mask > 0, log_z.square(), 0.0).sum()
+    if out is None:
+        return nll, penalty
+    # d nll / d logits = softmax - one-hot; d log_z^2 / d logits = 2 log_z softmax
+    scale = (1 + 2 * z_loss * log_z) * mask
+    if torch.compiler.is_compiling():  # in one pass, where scattering would be a second one
+        hot = torch.arange(len(weight), device=hidden.device) == target
+        out.copy_(log_p.exp() * scale - torch.where(hot, mask, 0.0))
+    else:
+        out.copy_(log_p.exp_().mul_(scale).scatter_add_(1, target, -mask))
+    return nll, penalty
+
+
+@functools.cache
+def _compiled_piece() -> Callable[..., Sums]:
+    return torch.compile(_piece, dynamic=False)
+
+
 class _FusedLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, z_loss: float, with_grad: bool) -> Any:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, z_loss: float, with_grad: bool, compiled: bool
+    ) -> Any:
         rows, vocab = len(hidden), len(weight)
-        everything = bool((targets >= 0).all())
+        of_piece = _compiled_piece() if compiled else _piece
         nll = torch.zeros((), dtype=torch.float32, device=hidden.device)
         penalty = torch.zeros_like(nll)
+        outer = rows_at_once(rows, vocab)
         d_hidden = torch.empty_like(hidden) if with_grad else None
-        d_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if with_grad else None
-        project = max(32, PROJECT_LOGITS // vocab)
-        outer = max(project, GRADIENT_LOGITS // vocab)
-        d_logits = hidden.new_empty(min(outer, rows), vocab) if with_grad else None
+        d_logits = hidden.new_empty(outer, vocab) if with_grad else None
+        d_weight: Tensor | None = None
         for block in _pieces(rows, outer):
-            for piece in _pieces(block.stop - block.start, project):
+            for piece in _pieces(block.stop - block.start, PROJECT_ROWS):
                 at = slice(block.start + piece.start, block.start + piece.stop)
-                mask = (targets[at] >= 0).float()[:, None]  # (n, 1)
-                target = targets[at].clamp_min(0)[:, None]
-                logits = hidden[at] @ weight.T  # (n, vocab)
-                chosen_logit = logits.gather(1, target).float()
-                log_p = torch.log_softmax(logits, dim=1, dtype=torch.float32)
-                chosen = log_p.gather(1, target)
-                log_z = chosen_logit - chosen  # (n, 1)
-                # Left out by selection: a product with 0 would let an infinite loss through as NaN.
-                nll -= torch.where(mask > 0, chosen, 0.0).sum()
-                penalty += torch.where(mask > 0, log_z.square(), 0.0).sum()
-                if d_logits is not None:
-                    # d nll / d logits = softmax - one-hot; d log_z^2 / d logits = 2 log_z softmax
-                    softmax = log_p.exp_()
-                    if z_loss or not everything:
-                        softmax.mul_((1 + 2 * z_loss * log_z) * mask)
-                    d_logits[piece] = softmax.scatter_add_(1, target, -mask)
-            if d_hidden is not None and d_weight is not None and d_logits is not None:
+                out = None if d_logits is None else d_logits[piece]
+                some, penalties = of_piece(hidden[at], weight, targets[at], z_loss, out)
+                nll += some
+                penalty += penalties
+            if d_hidden is not None and d_logits is not None:
                 part = d_logits[: block.stop - block.start]
                 torch.mm(part, weight, out=d_hidden[block])
-                d_weight += part.T @ hidden[block]
+                product = part.T @ hidden[block]
+                # One product is summed inside in float32; more of them are added up in it.
+                d_weight = product if rows == outer else product.float() if d_weight is None else d_weight.add_(product)
         ctx.save_for_backward(d_hidden, d_weight)
         ctx.weight_dtype = weight.dtype
         ctx.mark_non_differentiable(penalty)
@@ -65,19 +94,24 @@ class _FusedLoss(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         d_hidden, d_weight = ctx.saved_tensors
         scale = grads[0]
-        return d_hidden * scale.to(d_hidden.dtype), (d_weight * scale).to(ctx.weight_dtype), None, None, None
+        d_weight = d_weight * scale.to(d_weight.dtype) if d_weight is not None else None
+        d_weight = d_weight.to(ctx.weight_dtype) if d_weight is not None else None
+        return d_hidden * scale.to(d_hidden.dtype), d_weight, None, None, None, None
 
 
-def token_nll(hidden: Tensor, weight: Tensor, targets: Tensor, z_loss: float = 0.0) -> tuple[Tensor, Tensor]:
+def token_nll(
+    hidden: Tensor, weight: Tensor, targets: Tensor, z_loss: float = 0.0, compiled: bool = False
+) -> tuple[Tensor, Tensor]:
     """Summed negative log-likelihood in nats, and the sum of log Z squared.
 
     hidden (rows, width) and weight (vocab, width) of one dtype; targets (rows,) int64, negative where nothing is
     predicted. The backward pass from the first result is that of `nll + z_loss * penalty`: the penalty's gradient
-    rides along, and its value is for the log.
+    rides along, and its value is for the log. compiled: by torch.compile, which takes its time once for each number of
+    rows.
     """
     with_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     result: tuple[Tensor, Tensor] = _FusedLoss.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, targets, z_loss, with_grad
+        hidden, weight, targets, z_loss, with_grad, compiled
     )
     return result
 
@@ -85,7 +119,7 @@ def token_nll(hidden: Tensor, weight: Tensor, targets: Tensor, z_loss: float = 0
 def token_nll_each(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """Negative log-likelihood in nats of each target (rows,) float32, 0 where it is negative. Shapes as `token_nll`."""
     out = torch.zeros(len(hidden), dtype=torch.float32, device=hidden.device)
-    for piece in _pieces(len(hidden), max(32, PROJECT_LOGITS // len(weight))):
+    for piece in _pieces(len(hidden), PROJECT_ROWS):
         log_p = torch.log_softmax(hidden[piece] @ weight.T, dim=1, dtype=torch.float32)
         target = targets[piece]
         out[piece] = torch.where(target >= 0, -log_p.gather(1, target.clamp_min(0)[:, None])[:, 0], 0.0)

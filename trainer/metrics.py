@@ -9,6 +9,7 @@ from typing import IO, Any
 import orjson
 
 METRICS_FILE = "metrics.jsonl"
+RECENT = 128  # lines of before a restart that are kept in memory
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -19,37 +20,24 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [orjson.loads(line) for line in lines if line]
 
 
-class MetricsLog:
-    """Appends lines. Opening it at a step drops the lines after that step: they will be made again.
+class LinesFile:
+    """Appends lines that have a "step". Opening it at a step drops the lines after it: they will be made again."""
 
-    With tensorboard, the numbers go to event files in `tensorboard/` beside it as well.
-    """
-
-    def __init__(self, path: Path, step: int, *, tensorboard: bool = False):
+    def __init__(self, path: Path, step: int):
+        self.path = path
         kept = [line for line in read(path) if line["step"] <= step]
+        self.recent = kept[-RECENT:]
         temporary = path.with_name(path.name + ".tmp")
         temporary.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in kept))
         os.replace(temporary, path)
         self._file: IO[bytes] = path.open("ab", buffering=0)
-        self._board: Any = None
-        if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._board = SummaryWriter(str(path.parent / "tensorboard"), purge_step=step + 1)
 
     def add(self, line: dict[str, Any]) -> None:
+        """Raises OSError where the disk refuses; half a line is left out by whoever reads."""
         self._file.write(orjson.dumps(line) + b"\n")
-        if self._board is not None:
-            for name, value in line.items():
-                if isinstance(value, float):
-                    self._board.add_scalar(name, value, line["step"])
-            for source, bits in line.get("bits_per_byte", {}).items():
-                self._board.add_scalar(f"bits_per_byte/{source}", bits, line["step"])
 
     def close(self) -> None:
         self._file.close()
-        if self._board is not None:
-            self._board.close()
 
 
 class Follower:

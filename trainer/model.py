@@ -17,18 +17,24 @@ import torch
 import torch.nn.functional as F
 import xxhash
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from gristmill.trainer.attention import Mask, attend, mask_of
 from gristmill.trainer.config import ModelShape
 from gristmill.trainer.loss import token_nll, token_nll_each
+from gristmill.trainer.parallel import part_of_rows, sum_of_parts
+from gristmill.trainer.recompute import Recompute, recomputed
 
 
-class Linear(nn.Module):
+class Linear(nn.Linear):
     """x (..., n_in) -> (..., n_out), in the dtype of x. No bias, as in Llama."""
 
     def __init__(self, n_in: int, n_out: int):
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(n_out, n_in))
+        super().__init__(n_in, n_out, bias=False)
+
+    def reset_parameters(self) -> None:
+        """Nothing: `initialise` fills what a model has."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight.to(x.dtype))
@@ -63,7 +69,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class Attention(nn.Module):
     def __init__(self, shape: ModelShape):
         super().__init__()
-        self.heads, self.kv_heads = shape.heads, shape.kv_heads
+        self.shared_by = shape.heads // shape.kv_heads  # heads that read one pair of keys and values
         self.head_width = shape.width // shape.heads
         self.q_proj = Linear(shape.width, shape.heads * self.head_width)
         self.k_proj = Linear(shape.width, shape.kv_heads * self.head_width)
@@ -72,17 +78,17 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(self.head_width, shape.norm_eps) if shape.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(self.head_width, shape.norm_eps) if shape.qk_norm else nn.Identity()
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask) -> Tensor:
         batch, positions, _ = x.shape
-        q = self.q_proj(x).view(batch, positions, self.heads, self.head_width)
-        k = self.k_proj(x).view(batch, positions, self.kv_heads, self.head_width)
-        v = self.v_proj(x).view(batch, positions, self.kv_heads, self.head_width).transpose(1, 2)
+        # -1: all heads, or this rank's.
+        q = self.q_proj(x).view(batch, positions, -1, self.head_width)
+        k = self.k_proj(x).view(batch, positions, -1, self.head_width)
+        v = self.v_proj(x).view(batch, positions, -1, self.head_width).transpose(1, 2)
         q = rotate(self.q_norm(q).transpose(1, 2), cos, sin)  # (batch, heads, positions, head_width)
         k = rotate(self.k_norm(k).transpose(1, 2), cos, sin)
-        if self.kv_heads != self.heads:
-            k = k.repeat_interleave(self.heads // self.kv_heads, dim=1)
-            v = v.repeat_interleave(self.heads // self.kv_heads, dim=1)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+        if self.shared_by > 1:
+            k, v = (part.repeat_interleave(self.shared_by, dim=1) for part in (k, v))
+        y = attend(q, k, v, mask)
         return self.o_proj(y.transpose(1, 2).reshape(batch, positions, -1))
 
 
@@ -100,29 +106,42 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, shape: ModelShape):
+    def __init__(self, shape: ModelShape, recompute: Recompute = "none"):
         super().__init__()
+        self.recompute: Recompute = recompute
         self.input_layernorm = RMSNorm(shape.width, shape.norm_eps)
         self.self_attn = Attention(shape)
         self.post_attention_layernorm = RMSNorm(shape.width, shape.norm_eps)
         self.mlp = FeedForward(shape)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask) -> Tensor:
+        return recomputed(self._forward, self.recompute, x, cos, sin, mask)
+
+    def _forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class Llama(nn.Module):
-    """shape: resolved (no zeros). dtype: of the activations; parameters are float32 as built."""
+    """shape: resolved (no zeros). dtype: of the activations; parameters are float32 as built. recompute: what the
+    blocks do not keep for the backward pass."""
 
-    def __init__(self, shape: ModelShape, dtype: torch.dtype = torch.float32):
+    def __init__(self, shape: ModelShape, dtype: torch.dtype = torch.float32, recompute: Recompute = "none"):
         super().__init__()
         assert min(shape.vocab_size, shape.kv_heads, shape.hidden) > 0, "a shape must be resolved before it is built"
         self.shape, self.dtype = shape, dtype
+        self.compiled = False
+        self.tensor_mesh: DeviceMesh | None = None  # of the ranks that share the products of each block
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.width)
-        self.layers = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.layers = nn.ModuleList(Block(shape, recompute) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.width, shape.norm_eps)
         self.lm_head = None if shape.tied else Linear(shape.width, shape.vocab_size)
+
+    def compile_parts(self) -> None:
+        """torch.compile of each block, and of the loss. All blocks share what is compiled."""
+        for layer in self.layers:
+            layer.compile()
+        self.compiled = True
 
     @property
     def output_weight(self) -> Tensor:
@@ -137,7 +156,7 @@ class Llama(nn.Module):
         positions = ids.shape[1]
         cos, sin = rope_table(positions, self.shape.width // self.shape.heads, self.shape.rope_base, ids.device)
         cos, sin = cos.to(self.dtype), sin.to(self.dtype)
-        mask = None if documents is None else document_mask(documents)
+        mask = mask_of(documents)
         x = self.embed_tokens(ids).to(self.dtype)
         for layer in self.layers:
             x = layer(x, cos, sin, mask)
@@ -160,13 +179,10 @@ class Llama(nn.Module):
         weight = self.output_weight.to(x.dtype)
         if each:
             return token_nll_each(x, weight, targets.flatten()).view_as(targets)
-        return token_nll(x, weight, targets.flatten(), z_loss)
-
-
-def document_mask(documents: Tensor) -> Tensor:
-    """(batch, positions) numbers -> (batch, 1, positions, positions) bool: causal, and inside one document."""
-    same = documents[:, :, None] == documents[:, None, :]
-    return same.tril()[:, None]
+        if self.tensor_mesh is None:
+            return token_nll(x, weight, targets.flatten(), z_loss, self.compiled)
+        nll, penalty = token_nll(*part_of_rows(x, weight, targets.flatten(), self.tensor_mesh), z_loss, self.compiled)
+        return sum_of_parts(nll, self.tensor_mesh), sum_of_parts(penalty, self.tensor_mesh)
 
 
 def initialise(model: Llama, seed: int) -> None:

@@ -17,6 +17,7 @@ from torch.nn import Parameter
 from torch.optim.adamw import adamw
 
 from gristmill.trainer.config import TrainConfig, TrainError
+from gristmill.trainer.parallel import holders
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -78,12 +79,14 @@ def _gradient(parameter: Parameter) -> Tensor:
     return parameter.grad
 
 
-def squared_norm(parameters: Iterable[Parameter]) -> Tensor:
-    """Sum of squares of this rank's shards of all gradients, float64 scalar. Summed over ranks: the norm squared."""
-    grads = [local(p.grad) for p in parameters if p.grad is not None]
+def squared_norm(parameters: Iterable[Parameter], world: int = 1) -> Tensor:
+    """Sum of squares of this rank's shards of all gradients, float64 scalar. Summed over `world` ranks: the norm
+    squared; what several ranks hold counts on each of them for its share."""
+    grads = [p.grad for p in parameters if p.grad is not None]
     if not grads:
         return torch.zeros((), dtype=torch.float64)
-    return torch.stack([n.double() for n in torch._foreach_norm(grads)]).square().sum()
+    squares = torch.stack([n.double() for n in torch._foreach_norm([local(g) for g in grads])]).square()
+    return (squares / squares.new_tensor([holders(g, world) for g in grads])).sum()
 
 
 def scale_gradients(parameters: Iterable[Parameter], factor: float) -> None:

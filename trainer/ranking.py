@@ -1,16 +1,15 @@
 """From the scores of many runs to a ranking that says where it is sure: pure arithmetic, no training.
 
-Lower is better. A mixture's score is its mean over seeds of bits per byte, each source weighing alike. Two mixtures
-are told apart only where the difference holds against both kinds of chance, another seed and another sample of
-documents; p is the larger of the two, corrected for the number of pairs (Holm). Else the verdict is
-"not distinguishable", however the means lie.
+Lower is better. A mixture's score is its mean over seeds of bits per byte, each source weighing alike; `rank_by` names
+other texts or tasks to rank by. Two mixtures are told apart only where the difference holds against both kinds of
+chance, another seed and another sample of documents; p is the larger of the two, corrected for the number of pairs
+(Holm). Else the verdict is "not distinguishable", however the means lie. Every single source, text and task is compared
+as well (`measures`), as a second family of tests.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -19,33 +18,27 @@ import orjson
 from pydantic import Field
 
 from gristmill.stages.documents import Settings
-from gristmill.trainer.score import Scores, Texts
-from gristmill.trainer.stats import (
-    Interval,
-    bootstrap_p,
-    bootstrap_scores,
-    holm,
-    percentile_interval,
-    seed_noise,
-    seed_tests,
-    t_interval,
+from gristmill.trainer.comparison import (
+    SAME,
+    Compared,
+    Measure,
+    MeasureRow,
+    PairRow,
+    Range,
+    Runs,
+    Tasks,
+    compared,
+    measure_rows,
+    measures_of,
+    pair_rows,
 )
+from gristmill.trainer.config import TrainError
+from gristmill.trainer.score import Scores
+from gristmill.trainer.stats import holm, percentile_interval, smallest_difference, t_interval
+
+__all__ = ["SAME", "Cells", "MeasureRow", "MixtureRow", "PairRow", "Range", "Ranking", "RunRow", "as_text", "rank"]
 
 METRIC = "bits per byte on held-out documents, mean over sources; lower is better"
-SAME = "not distinguishable"
-
-
-class Range(Settings):
-    """A mean with an interval; null bounds where one value says nothing about the spread."""
-
-    mean: float
-    low: float | None
-    high: float | None
-
-    @classmethod
-    def of(cls, interval: Interval) -> Range:
-        known = not math.isnan(interval.low)
-        return cls(mean=interval.mean, low=interval.low if known else None, high=interval.high if known else None)
 
 
 class RunRow(Settings):
@@ -59,6 +52,8 @@ class RunRow(Settings):
     reused: bool = False  # found finished, with the same key
     score: float | None = None
     bits_per_byte: dict[str, float] = Field(default_factory=dict)
+    evaluation_sets: dict[str, float] = Field(default_factory=dict)  # bits per byte of the texts given
+    tasks: dict[str, dict[str, Any]] = Field(default_factory=dict)  # `tasks.TaskItems.summary` of each
     tokens: dict[str, int] = Field(default_factory=dict)  # trained on, by source
     skipped: int = 0  # steps whose loss was no number
     seconds: float = 0.0
@@ -77,19 +72,6 @@ class MixtureRow(Settings):
     tied_with_best: bool  # the best one by mean itself included
 
 
-class PairRow(Settings):
-    """Two mixtures compared; differences are first minus second, so negative means that the first is better."""
-
-    first: str
-    second: str
-    difference: Range  # over seeds
-    documents: Range  # over resampled documents
-    p_seeds: float | None  # null with one seed: no spread is known
-    p_documents: float
-    p: float | None  # the larger one, Holm-adjusted over all pairs
-    verdict: str  # "<name> is better", or "not distinguishable"
-
-
 class Ranking(Settings):
     """ranking.json."""
 
@@ -98,11 +80,17 @@ class Ranking(Settings):
     confidence: float
     budget_tokens: int
     sources: list[str]
+    rank_by: list[str] = Field(default_factory=list)  # whose mean is the score; by default the sources
     mixtures: list[MixtureRow]  # best first
     pairs: list[PairRow]
     runs: list[RunRow]
     noise: float | None  # standard deviation of one run around its mixture and seed
     noise_degrees: int
+    control: str = ""  # whose repeats count towards the noise
+    control_repeats: int = 0  # on seeds of their own
+    control_noise: float | None = None  # standard deviation of all runs of the control
+    smallest_difference: float | None = None  # that one test over seeds can call real: anything less is noise
+    measures: list[MeasureRow] = Field(default_factory=list)  # each source, text and task by itself
     notes: list[str]  # what a reader must know: failed runs, seeds left out, one seed only
 
     def encoded(self) -> bytes:
@@ -135,12 +123,6 @@ def usable(mixtures: Sequence[str], seeds: Sequence[int], cells: Cells) -> tuple
     return kept, common, notes
 
 
-def texts_over_seeds(scores: Sequence[Scores], source: str) -> Texts:
-    """The documents of a source with their bits averaged over runs."""
-    parts = [s.sources[source].texts for s in scores]
-    return Texts(np.mean([p.bits for p in parts], axis=0), parts[0].bytes)
-
-
 def rank(
     name: str,
     mixtures: Sequence[str],
@@ -149,10 +131,15 @@ def rank(
     runs: Sequence[RunRow],
     budget_tokens: int,
     confidence: float = 0.95,
+    tasks: Mapping[tuple[str, int], Tasks] | None = None,
+    rank_by: Sequence[str] = (),
+    control: str = "",
+    control_seeds: Sequence[int] = (),
 ) -> Ranking:
     """The ranking of what finished. All scores must be over the same documents; they are, for one set of tokens.
 
-    With nothing finished it has runs and notes only.
+    With nothing finished it has runs and notes only. control_seeds: further seeds that the mixture `control` was
+    trained with. Raises TrainError where `rank_by` names what was not scored.
     """
     kept, common, notes = usable(mixtures, seeds, cells)
     notes += [f"{run.name} failed: {run.error.splitlines()[0]}" for run in runs if run.status == "failed"]
@@ -170,77 +157,104 @@ def rank(
     )
     if not kept:
         return empty
-    if len(common) == 1:
+    tasks = tasks or {}
+    again = [(control, seed) for seed in control_seeds if (control, seed) in cells and control in kept]
+    found = Runs(
+        kept,
+        {m: [cells[m, s] for s in common] for m in kept},
+        {m: [tasks.get((m, s), {}) for s in common] for m in kept},
+        [(cells[cell], tasks.get(cell, {})) for cell in again],
+    )
+    _same_documents(found)
+    by = _ranked_by(found, rank_by)
+    one = compared(found, by)
+    noise, degrees = one.noise
+    if not degrees:
         notes.append("One seed: the spread between seeds is not known, so no difference can be called real.")
-    scores = {m: [cells[m, s] for s in common] for m in kept}
-    sources = sorted(scores[kept[0]][0].sources)
-    _same_documents(scores, sources)
-    table = np.array([[run.mean for run in scores[m]] for m in kept])  # (mixtures, seeds)
-    draws = bootstrap_scores([[texts_over_seeds(scores[m], source) for m in kept] for source in sources])
-    pairs = _pairs(kept, table, draws, confidence)
-    noise, degrees = seed_noise(table)
-    order = np.argsort(table.mean(axis=1), kind="stable").tolist()
-    best = kept[order[0]]
-    tied = {best} | {
-        p.second if p.first == best else p.first for p in pairs if p.verdict == SAME and best in (p.first, p.second)
-    }
+    pairs = pair_rows(kept, one, holm(one.p), confidence)
     tokens = {run.mixture: run.tokens for run in runs if run.status == "done"}
-    rows = [
-        MixtureRow(
-            rank=place + 1,
-            mixture=kept[m],
-            seeds=common,
-            score=Range.of(t_interval(table[m], confidence)),
-            documents=Range.of(percentile_interval(float(table[m].mean()), draws[m], confidence)),
-            sources={
-                s: Range.of(t_interval([run.bits_per_byte[s] for run in scores[kept[m]]], confidence)) for s in sources
-            },
-            tokens=tokens.get(kept[m], {}),
-            tied_with_best=kept[m] in tied,
-        )
-        for place, m in enumerate(order)
-    ]
-    found = {
-        "sources": sources,
-        "mixtures": rows,
+    body = {
+        "sources": sorted(found.scores[kept[0]][0].sources),
+        "rank_by": [measure.name for measure in by],
+        "metric": METRIC if not rank_by else f"bits per byte, mean over {', '.join(rank_by)}; lower is better",
+        "mixtures": _rows(found, one, pairs, common, tokens, confidence),
         "pairs": pairs,
         "noise": noise if degrees else None,
         "noise_degrees": degrees,
+        "control": control if again else "",
+        "control_repeats": len(again),
+        "control_noise": _control_noise(kept, control, one),
+        "smallest_difference": smallest_difference(noise, degrees, len(common), confidence) if degrees else None,
+        "measures": measure_rows(found, confidence),
         "notes": notes,
     }
-    return empty.model_copy(update=found)
+    return empty.model_copy(update=body)
 
 
-def _pairs(kept: Sequence[str], table: np.ndarray, draws: np.ndarray, confidence: float) -> list[PairRow]:
-    tests = seed_tests(table)
-    differences = [draws[a] - draws[b] for a, b in combinations(range(len(kept)), 2)]
-    by_documents = [bootstrap_p(d) for d in differences]
-    # Both must reject, so the larger p counts (an intersection-union test). NaN: no spread between seeds is known.
-    together = [math.nan if math.isnan(t.p) else max(t.p, q) for t, q in zip(tests, by_documents, strict=True)]
+def _ranked_by(found: Runs, rank_by: Sequence[str]) -> list[Measure]:
+    first = found.mixtures[0]
+    known = [m for m in measures_of(found.scores[first][0], found.tasks[first][0]) if m.kind != "accuracy"]
+    if not rank_by:
+        return [measure for measure in known if measure.kind == "held_out"]
+    by_name = {measure.name: measure for measure in known}
+    for name in rank_by:
+        if name not in by_name:
+            raise TrainError(
+                f"`rank_by` names {name!r}, which has no bits per byte here. There are: {', '.join(by_name)}."
+            )
+    return [by_name[name] for name in rank_by]
+
+
+def _rows(
+    found: Runs,
+    one: Compared,
+    pairs: Sequence[PairRow],
+    common: list[int],
+    tokens: Mapping[str, dict[str, int]],
+    confidence: float,
+) -> list[MixtureRow]:
+    order = np.argsort(one.table.mean(axis=1), kind="stable").tolist()
+    best = found.mixtures[order[0]]
+    tied = {best} | {
+        p.second if p.first == best else p.first for p in pairs if p.verdict == SAME and best in (p.first, p.second)
+    }
     rows = []
-    for test, difference, p_documents, p in zip(tests, differences, by_documents, holm(together), strict=True):
-        first, second = kept[test.first], kept[test.second]
-        sure = p < 1 - confidence  # false for NaN
+    for place, m in enumerate(order):
+        name = found.mixtures[m]
+        scores = found.scores[name]
         rows.append(
-            PairRow(
-                first=first,
-                second=second,
-                difference=Range.of(test.interval(confidence)),
-                documents=Range.of(percentile_interval(test.difference, difference, confidence)),
-                p_seeds=None if math.isnan(test.p) else test.p,
-                p_documents=p_documents,
-                p=None if math.isnan(p) else p,
-                verdict=f"{first if test.difference < 0 else second} is better" if sure else SAME,
+            MixtureRow(
+                rank=place + 1,
+                mixture=name,
+                seeds=common,
+                score=Range.of(t_interval(one.table[m], confidence)),
+                documents=Range.of(percentile_interval(float(one.table[m].mean()), one.draws[m], confidence)),
+                sources={
+                    source: Range.of(t_interval([run.bits_per_byte[source] for run in scores], confidence))
+                    for source in sorted(scores[0].sources)
+                },
+                tokens=tokens.get(name, {}),
+                tied_with_best=name in tied,
             )
         )
     return rows
 
 
-def _same_documents(scores: Mapping[str, Sequence[Scores]], sources: Sequence[str]) -> None:
-    """Asserts that every run was scored on the same documents in the same order."""
-    for source in sources:
-        ids = {tuple(run.sources[source].doc_ids) for runs in scores.values() for run in runs}
-        assert len(ids) == 1, f"runs of one ablation were scored on different documents of {source}"
+def _control_noise(kept: Sequence[str], control: str, one: Compared) -> float | None:
+    if control not in kept or not one.repeats:
+        return None
+    return float(np.std([*one.table[kept.index(control)], *one.repeats], ddof=1))
+
+
+def _same_documents(found: Runs) -> None:
+    """Asserts that every run was scored on the same documents and items in the same order."""
+    scores = [run for runs in found.scores.values() for run in runs] + [run for run, _ in found.repeats]
+    for name in scores[0].sources | scores[0].sets:
+        ids = {tuple((run.sources | run.sets)[name].doc_ids) for run in scores}
+        assert len(ids) == 1, f"runs of one ablation were scored on different documents of {name}"
+    tasks = [run for runs in found.tasks.values() for run in runs] + [run for _, run in found.repeats]
+    for name in tasks[0]:
+        assert len({run[name].ids for run in tasks}) == 1, f"runs of one ablation have different items of {name}"
 
 
 def as_text(ranking: Ranking) -> list[str]:
@@ -257,6 +271,12 @@ def as_text(ranking: Ranking) -> list[str]:
     for pair in ranking.pairs:
         p = "unknown" if pair.p is None else f"{pair.p:.2g}"
         lines.append(f"{pair.first} - {pair.second}: {span(pair.difference)}, p = {p}: {pair.verdict}")
+    if ranking.smallest_difference is not None:
+        lines.append(f"Differences under {ranking.smallest_difference:.2g} are noise here.")
+    for measure in ranking.measures:
+        unit = "accuracy" if measure.kind == "accuracy" else "bits per byte"
+        means = ", ".join(f"{name} {r.mean:.4f}" for name, r in measure.mixtures.items())
+        lines.append(f"{measure.name}, {unit}: {means}")
     return lines + list(ranking.notes)
 
 

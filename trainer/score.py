@@ -19,6 +19,7 @@ import numpy as np
 import orjson
 import torch
 import xxhash
+from pydantic import Field
 
 from gristmill.stages.documents import Settings
 from gristmill.tokenize.shards import TokenSet
@@ -64,11 +65,21 @@ class Scores(Settings):
 
     step: int
     sources: dict[str, SourceScore]
+    sets: dict[str, SourceScore] = Field(default_factory=dict)  # texts given: `evaluation_sets`
     key: str = ""  # of the run
 
     @property
     def bits_per_byte(self) -> dict[str, float]:
         return {name: source.bits_per_byte for name, source in self.sources.items()}
+
+    @property
+    def of_sets(self) -> dict[str, float]:
+        """Bits per byte of the texts given."""
+        return {name: texts.bits_per_byte for name, texts in self.sets.items()}
+
+    def of_texts(self) -> Scores:
+        """The same with the texts given in place of the held-out documents."""
+        return self.model_copy(update={"sources": self.sets, "sets": {}})
 
     @property
     def mean(self) -> float:
@@ -164,8 +175,8 @@ def document_bits(model: Llama, documents: Sequence[Held], eos_id: int, seq_len:
     """
     batches = list(_batches(_rows(documents, eos_id, seq_len)))
     nats = torch.zeros(len(documents), dtype=torch.float64, device=group.device)
-    for at in range(0, len(batches), group.world):
-        mine = at + group.rank
+    for at in range(0, len(batches), group.data_world):
+        mine = at + group.data_rank
         batch = batches[min(mine, len(batches) - 1)]
         length = len(batch[-1][1])
         ids = np.zeros((len(batch), length), dtype=np.int64)
@@ -179,10 +190,30 @@ def document_bits(model: Llama, documents: Sequence[Held], eos_id: int, seq_len:
                 torch.from_numpy(targets).to(group.device),
                 each=True,
             )
-        if mine < len(batches):
+        if mine < len(batches) and group.speaks:
             owners = torch.tensor([number for number, _, _ in batch], device=group.device)
             nats.index_add_(0, owners, nll.double().sum(dim=1))
     return group.sum(nats).cpu().numpy() / math.log(2)
+
+
+def document_lengths(tokens: TokenSet, config: TrainConfig) -> np.ndarray | None:
+    """Bytes of each id (vocab,), where documents are cut. Raises TrainError where ids have no fixed bytes."""
+    if not config.eval_document_bytes:
+        return None
+    lengths = token_byte_lengths(tokens.tokenizer_path.read_bytes())
+    if lengths is None:
+        raise TrainError(
+            f"{tokens.tokenizer_path}: its tokens do not stand for fixed bytes of text, so documents cannot be "
+            "cut to eval_document_bytes. Leave that setting out."
+        )
+    return lengths
+
+
+def shortened(documents: Iterable[Held], config: TrainConfig, lengths: np.ndarray | None) -> Iterable[Held]:
+    """Documents up to eval_document_bytes; lengths as `document_lengths`."""
+    if lengths is None:
+        return documents
+    return (beginning(document, config.eval_document_bytes, lengths) for document in documents)
 
 
 def held_out(tokens: TokenSet, config: TrainConfig) -> dict[str, list[Held]]:
@@ -190,20 +221,11 @@ def held_out(tokens: TokenSet, config: TrainConfig) -> dict[str, list[Held]]:
 
     Raises TrainError where nothing is held out, and where documents should be cut but tokens have no fixed bytes.
     """
-    lengths = None
-    if config.eval_document_bytes:
-        lengths = token_byte_lengths(tokens.tokenizer_path.read_bytes())
-        if lengths is None:
-            raise TrainError(
-                f"{tokens.tokenizer_path}: its tokens do not stand for fixed bytes of text, so documents cannot be "
-                "cut to eval_document_bytes. Leave that setting out."
-            )
+    lengths = document_lengths(tokens, config)
     chosen = {}
     for name, source in sorted(tokens.holdout.items()):
-        documents: Iterator[Held] = (Held(doc_id, ids, int(size)) for doc_id, ids, size in source.documents())
-        if lengths is not None:
-            documents = (beginning(d, config.eval_document_bytes, lengths) for d in documents)
-        if taken := choose(documents, config.eval_bytes):
+        documents = (Held(doc_id, ids, int(size)) for doc_id, ids, size in source.documents())
+        if taken := choose(shortened(documents, config, lengths), config.eval_bytes):
             chosen[name] = taken
     if not chosen:
         raise TrainError(
@@ -213,19 +235,46 @@ def held_out(tokens: TokenSet, config: TrainConfig) -> dict[str, list[Held]]:
     return chosen
 
 
-def score(model: Llama, tokens: TokenSet, config: TrainConfig, group: Group, step: int, key: str = "") -> Scores:
-    """Scores the held-out part of every source that has one. All ranks together."""
-    chosen = held_out(tokens, config)
+@dataclass(frozen=True)
+class Yardstick:
+    """What models are scored on: the same documents for all of them."""
+
+    sources: dict[str, list[Held]]  # held-out
+    sets: dict[str, list[Held]]  # given
+    eos_id: int
+    seq_len: int
+
+
+def yardstick(tokens: TokenSet, config: TrainConfig) -> Yardstick:
+    """Held-out documents and evaluation sets, chosen and encoded. Raises as `held_out` and `texts.encoded_sets`."""
+    from gristmill.trainer.texts import encoded_sets
+
+    sets = {}
+    if config.evaluation_sets:
+        lengths = document_lengths(tokens, config)
+        for name, documents in encoded_sets(config.evaluation_sets, tokens).items():
+            sets[name] = choose(shortened(documents, config, lengths), config.eval_bytes)
+    return Yardstick(held_out(tokens, config), sets, tokens.eos_id, config.seq_len)
+
+
+def score(model: Llama, on: Yardstick, group: Group, step: int, key: str = "") -> Scores:
+    """Scores the held-out part of every source that has one, and the texts given. All ranks together."""
+    chosen = on.sources | on.sets
     flat = [document for documents in chosen.values() for document in documents]
-    bits = document_bits(model, flat, tokens.eos_id, config.seq_len, group)
-    sources, start = {}, 0
+    bits = document_bits(model, flat, on.eos_id, on.seq_len, group)
+    scored, start = {}, 0
     for name, documents in chosen.items():
         part = bits[start : start + len(documents)]
         start += len(documents)
-        sources[name] = SourceScore(
+        scored[name] = SourceScore(
             doc_ids=[d.doc_id for d in documents],
             bits=[float(b) for b in part],
             bytes=[d.bytes for d in documents],
             tokens=[len(d.ids) for d in documents],
         )
-    return Scores(step=step, sources=sources, key=key)
+    return Scores(
+        step=step,
+        sources={name: scored[name] for name in on.sources},
+        sets={name: scored[name] for name in on.sets},
+        key=key,
+    )

@@ -18,9 +18,11 @@ from dataclasses import dataclass
 
 import torch
 
+from gristmill.trainer.attention import LONGEST_BY_PRODUCTS
 from gristmill.trainer.config import ModelShape, TrainConfig, TrainError
-from gristmill.trainer.loss import GRADIENT_LOGITS, PROJECT_LOGITS
+from gristmill.trainer.loss import PROJECT_ROWS, rows_at_once
 from gristmill.trainer.model import count_parameters, flops_per_token, parameter_shapes
+from gristmill.trainer.recompute import Recompute
 
 HEADROOM = 0.9  # of a GPU's memory that the formula may fill
 BYTES = {"float32": 4, "bf16": 2}
@@ -106,40 +108,59 @@ class Memory:
         return sum(vars(self).values())
 
 
-def activation_values(shape: ModelShape) -> float:
-    """Numbers that one block keeps for one token.
+def activation_values(shape: ModelShape, recompute: Recompute = "none", tensor: int = 1) -> float:
+    """Numbers that one block keeps for one token on one of `tensor` ranks.
 
-    Of the residual's width ten: for each of the two norms its input, and the scaled input before and after the gain
-    (a GPU's fused norm keeps one of the two); queries, keys, values, keys and values repeated for all heads, for so
-    attention takes them; its output. Of the feed-forward part gate, up, silu of the gate, and the product. qk-norm
-    keeps queries and keys twice more.
+    none: of the residual's width ten: for each of the two norms its input, and the scaled input before and after the
+    gain (a GPU's fused norm keeps one of the two); queries, keys and values repeated for all heads, for so attention
+    takes them; its output. Of the feed-forward part gate, up, silu of the gate, and the product. qk-norm keeps queries
+    and keys twice more. Split over the ranks is what belongs to heads and hidden units.
+    selective: the block's input, and the result of each product and of attention. full: the input.
     """
     width, kv = shape.width, shape.width * shape.kv_heads // shape.heads
-    return 10 * width + 4 * shape.hidden + (2 * (width + kv) if shape.qk_norm else 0)
+    if recompute == "full":
+        return width
+    if recompute == "selective":
+        return 3 * width + (2 * width + 2 * kv + 2 * shape.hidden) / tensor
+    return 6 * width + (4 * width + 4 * shape.hidden + (2 * (width + kv) if shape.qk_norm else 0)) / tensor
+
+
+def activation_values_of_all(shape: ModelShape, config: TrainConfig) -> float:
+    """Numbers kept for one token at the fullest moment: those of all blocks, what is made again of one, the ends."""
+    kept = activation_values(shape, config.recompute, config.tensor)
+    whole = activation_values(shape, "none", config.tensor)
+    again = {"none": 0.0, "selective": whole - kept, "full": whole}[config.recompute]
+    return shape.layers * kept + again + 3 * shape.width
 
 
 def memory(shape: ModelShape, config: TrainConfig) -> Memory:
     """shape: resolved."""
-    count, ranks, size = count_parameters(shape), config.ranks, BYTES[config.dtype]
+    size, shards = BYTES[config.dtype], config.data_ranks // config.copies
+    matrices = sum(math.prod(s) for n, s in parameter_shapes(shape) if len(s) == 2 and n.startswith("layers."))
     outside = shape.vocab_size * shape.width * (1 if shape.tied else 2) + shape.width
+    # What one data rank has to know of the model: tensor ranks share the matrices of the blocks.
+    count = count_parameters(shape) - matrices + matrices / config.tensor
     block = (count - outside) / shape.layers
-    muon = sum(math.prod(s) for n, s in parameter_shapes(shape) if len(s) == 2 and n.startswith("layers."))
-    muon = muon if config.optimizer == "muon" else 0
-    if ranks == 1:
+    muon = matrices / config.tensor if config.optimizer == "muon" else 0
+    if config.ranks == 1:
         gathered = count * size if size < 4 else 0.0  # cast where they are used, and kept for the backward pass
     elif config.device == "cpu":
         gathered = count * size + block * 4
     else:
         gathered = (outside + 2 * block) * size + block * 4  # the next block comes while one is computed
-    tokens = (config.micro_windows or config.batch_windows // ranks) * config.seq_len
-    mask = config.seq_len * tokens if config.mask_documents else 0
+    tokens = (config.micro_windows or config.batch_windows // config.data_ranks) * config.seq_len
+    mask: float = config.seq_len * tokens if config.mask_documents and config.device == "cpu" else 0
+    if config.compile and config.device == "cpu" and size == 2 and config.seq_len <= LONGEST_BY_PRODUCTS:
+        alive = shape.layers if config.recompute == "none" else 1
+        mask += alive * tokens * config.seq_len * shape.heads / config.tensor * size  # `attention` stores its shares
+    pieces = rows_at_once(tokens, shape.vocab_size) * size + 2 * PROJECT_ROWS * 4  # for each id of the vocabulary
     return Memory(
-        parameters=count * 4 / ranks,
-        gradients=count * 4 / ranks,
-        optimizer=(count * 8 - muon * 4) / ranks,
+        parameters=count * 4 / shards,
+        gradients=count * 4 / shards,
+        optimizer=(count * 8 - muon * 4) / shards,
         gathered=gathered,
-        activations=tokens * size * (shape.layers * activation_values(shape) + 3 * shape.width) + mask,
-        loss=shape.vocab_size * shape.width * 4 + GRADIENT_LOGITS * size + 2 * PROJECT_LOGITS * 4,
+        activations=tokens * size * activation_values_of_all(shape, config) + mask,
+        loss=shape.vocab_size * (shape.width * 4 + pieces),
     )
 
 
@@ -168,6 +189,15 @@ class Sizing:
         return self.flops / (peak * self.mfu * self.config.ranks) / 3600
 
     @property
+    def mesh(self) -> str:
+        """How the ranks share the work, in words."""
+        config = self.config
+        shards = config.data_ranks // config.copies
+        parts = [f"{config.copies} copies" if config.copies > 1 else "one copy", f"{shards} shards each"]
+        parts += [f"{config.tensor} tensor ranks"] if config.tensor > 1 else []
+        return f"{config.parallel}: {' x '.join(parts)}; recompute {config.recompute}"
+
+    @property
     def fits(self) -> bool:
         return self.memory.total <= HEADROOM * GPUS[self.gpu].memory_bytes
 
@@ -181,14 +211,16 @@ class Sizing:
             f"FLOPs             {self.flops:.3g} ({self.flops_per_token:.3g} a token: 6 a weight, and attention)",
             f"time              {self.hours:,.2f} hours on {config.ranks} x {self.gpu} at {self.mfu:.0%} of its peak "
             f"in {config.dtype}; {self.hours * config.ranks:,.2f} GPU hours",
+            f"mesh              {self.mesh}",
             f"memory a rank     {self.memory.total / 1e9:.2f} GB of {gpu.memory_bytes / 1e9:.0f} GB",
             *(f"  {name:<16}{value / 1e9:.2f} GB" for name, value in vars(self.memory).items()),
         ]
         if not self.fits:
             lines.append(
                 f"It will not fit: more than {HEADROOM:.0%} of the memory of {self.gpu}. Lower micro_windows (now "
-                f"{config.micro_windows or config.batch_windows // config.ranks} windows at a time), raise ranks, "
-                "take bf16, or name a larger GPU."
+                f"{config.micro_windows or config.batch_windows // config.data_ranks} windows at a time), recompute "
+                f"more (now {config.recompute}), raise ranks, keep fewer copies of the weights, take bf16, or name a "
+                "larger GPU."
             )
         return "\n".join(lines) + "\n"
 
@@ -200,6 +232,7 @@ class Sizing:
             "steps": self.config.total_steps,
             "flops_per_token": self.flops_per_token,
             "flops": self.flops,
+            "mesh": self.mesh,
             "gpu": self.gpu,
             "mfu": self.mfu,
             "hours": self.hours,

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from gristmill.trainer.score import Texts
 
 
+COUNTS_AT_A_TIME = 1 << 22  # of documents that are drawn again: 32 MiB
+
+
 @dataclass(frozen=True)
 class Interval:
     """A mean and where it may lie. low and high are NaN where one value says nothing about the spread."""
@@ -82,10 +85,31 @@ def seed_noise(table: np.ndarray) -> tuple[float, int]:
     return math.sqrt(float((residual**2).sum()) / degrees), degrees
 
 
-def seed_tests(table: np.ndarray) -> list[SeedTest]:
-    """Every pair of rows of (mixtures, seeds), in the order of itertools.combinations."""
-    table = np.asarray(table, dtype=np.float64)
+def pooled_noise(table: np.ndarray, repeats: Sequence[float] = ()) -> tuple[float, int]:
+    """`seed_noise`, with runs of a control mixture on seeds that no other mixture has.
+
+    Sums of squares and degrees of freedom add up. A repeat differs from another by its seed as well, so where seeds
+    have an effect of their own the noise comes out too large, never too small.
+    """
     noise, degrees = seed_noise(table)
+    squares = degrees * noise**2 if degrees else 0.0
+    if len(repeats) > 1:
+        squares += float(((np.asarray(repeats, dtype=np.float64) - np.mean(repeats)) ** 2).sum())
+        degrees += len(repeats) - 1
+    return (math.sqrt(squares / degrees), degrees) if degrees else (math.nan, 0)
+
+
+def smallest_difference(noise: float, degrees: int, seeds: int, confidence: float = 0.95) -> float:
+    """What two mixtures of `seeds` runs each must differ by for one test of seeds to call it real; NaN if unknown."""
+    if degrees < 1:
+        return math.nan
+    return float(scipy_stats.t.ppf((1 + confidence) / 2, degrees)) * noise * math.sqrt(2 / seeds)
+
+
+def seed_tests(table: np.ndarray, repeats: Sequence[float] = ()) -> list[SeedTest]:
+    """Every pair of rows of (mixtures, seeds), in the order of itertools.combinations. repeats as `pooled_noise`."""
+    table = np.asarray(table, dtype=np.float64)
+    noise, degrees = pooled_noise(table, repeats)
     out = []
     for a, b in combinations(range(len(table)), 2):
         difference = float(table[a].mean() - table[b].mean())
@@ -127,9 +151,12 @@ def bootstrap_scores(sources: Sequence[Sequence[Texts]], draws: int = 2_000, see
     rng = np.random.default_rng(seed)
     out = np.zeros((len(sources[0]), draws))
     for models in sources:
-        counts = _draws(len(models[0].bits), draws, rng)
-        for m, texts in enumerate(models):
-            out[m] += (counts @ texts.bits) / (counts @ texts.bytes.astype(np.float64)) / len(sources)
+        documents = len(models[0].bits)
+        for low in range(0, draws, size := max(1, COUNTS_AT_A_TIME // documents)):
+            part = slice(low, min(low + size, draws))
+            counts = _draws(documents, part.stop - low, rng)
+            for m, texts in enumerate(models):
+                out[m, part] += (counts @ texts.bits) / (counts @ texts.bytes.astype(np.float64)) / len(sources)
     return out
 
 
@@ -144,20 +171,3 @@ def bootstrap_p(differences: np.ndarray) -> float:
     draws = len(differences)
     side = min(int((differences <= 0).sum()), int((differences >= 0).sum()))
     return min(1.0, 2 * (side + 1) / (draws + 1))
-
-
-def seeds_needed(noise: float, difference: float, power: float = 0.8, level: float = 0.05) -> int:
-    """Seeds per mixture for a paired t-test of two mixtures to find `difference` with the given power.
-
-    noise: standard deviation of one run (`seed_noise`). Exact, by the noncentral t distribution.
-    """
-    if noise <= 0 or difference == 0:
-        raise ValueError("noise must be above 0, and the difference other than 0")
-    for seeds in range(2, 10_001):
-        degrees = seeds - 1
-        shift = abs(difference) / (noise * math.sqrt(2 / seeds))
-        limit = scipy_stats.t.ppf(1 - level / 2, degrees)
-        found = scipy_stats.nct.sf(limit, degrees, shift) + scipy_stats.nct.cdf(-limit, degrees, shift)
-        if found >= power:
-            return seeds
-    raise ValueError(f"a difference of {difference} in a noise of {noise} takes more than 10,000 seeds")

@@ -15,8 +15,8 @@ import torch
 from tokenizers import Tokenizer
 
 from gristmill.tokenize.shards import TOKENIZER_FILE, TokenManifest, mapped_folder, read_manifest
-from gristmill.trainer.checkpoint import STATE_FILE, CheckpointState, complete, load_weights
-from gristmill.trainer.config import RUN_FILE, Run, TrainError
+from gristmill.trainer.checkpoint import CheckpointState, find_checkpoint, load_weights
+from gristmill.trainer.config import RUN_FILE, Run
 from gristmill.trainer.model import Llama
 
 
@@ -37,23 +37,13 @@ class Trained:
 
 
 def open_trained(path: str | Path) -> Trained:
-    """path: a run's folder (its newest checkpoint) or one checkpoint.
+    """path: a run's folder (its newest checkpoint), RUN@STEP, RUN@best, or one checkpoint.
 
     Raises TrainError where there is none or it is damaged, TokenError where its token shards are gone: the tokenizer
     is kept with them.
     """
-    where = Path(path)
-    if (where / STATE_FILE).exists():
-        folder, checkpoint = where.resolve().parents[1], where
-    else:
-        folder = where
-        found = complete(where / "checkpoints")
-        if not found:
-            raise TrainError(
-                f"{where}: neither a training run with a checkpoint nor a checkpoint. Name the folder that "
-                "`gristmill train --out` wrote, or a step below its `checkpoints`."
-            )
-        checkpoint = found[-1]
+    checkpoint = find_checkpoint(str(path))
+    folder = checkpoint.parents[1]
     run = Run.load(folder / RUN_FILE)
     manifest = read_manifest(mapped_folder(run.tokens))
     shape = run.config.shape.resolved(manifest.vocab_size)
@@ -83,7 +73,8 @@ def continue_ids(
     ids = list(ids)
     for _ in range(max_tokens):
         with torch.no_grad():
-            logits = model.logits(torch.tensor([ids[-context:]]))[0, -1, :vocab_size]  # (vocab,)
+            inputs = torch.tensor([ids[-context:]], device=model.output_weight.device)
+            logits = model.logits(inputs)[0, -1, :vocab_size].cpu()  # (vocab,)
         if temperature == 0:
             chosen = int(logits.argmax())
         else:

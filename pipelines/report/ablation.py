@@ -10,10 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
 from gristmill.pipelines.open_run import Run, share
 from gristmill.pipelines.report.charts import thin
 
 RUN_NAME = re.compile(r"(?P<mixture>.+)-seed(?P<seed>\d+)")
+SUGGESTED = "ablation/suggested.yaml"  # what the report shows as the proposal of `gristmill mixture suggest`
+NOT_SHOWN = ("tokens", "bits_per_byte", "evaluation_sets", "tasks")  # of a run: the table has a row for it
 STRETCHES = 48  # of a training run, in the picture of what it was trained on
 
 
@@ -27,6 +32,9 @@ def ablation(run: Run) -> dict[str, Any]:
     named = [*(row["mixture"] for row in mixtures), *(curve["mixture"] for curve in curves.values())]
     diets = _diets(training, curves)
     tokens = [row["tokens"] for row in mixtures]
+    available = _available(run)
+    for row in mixtures:
+        row["epochs"] = {k: n / available[k] for k, n in row["tokens"].items() if available.get(k)}
     return {
         "metric": ranking.get("metric") or "score",
         "confidence": ranking.get("confidence"),
@@ -37,11 +45,41 @@ def ablation(run: Run) -> dict[str, Any]:
         "sources": sorted({s for row in [*tokens, *(d["shares"] for d in diets)] for s in row}),
         "mixtures": mixtures,
         "pairs": _dicts(ranking.get("pairs")),
-        "runs": [{k: v for k, v in row.items() if k not in ("tokens", "bits_per_byte")} for row in _runs(ranking)],
+        "runs": [{k: v for k, v in row.items() if k not in NOT_SHOWN} for row in _runs(ranking)],
         "notes": [str(note) for note in ranking.get("notes") or []],
         "diets": diets,
         "curves": curves,
+        "suggested": _suggested(run),
+        "score_curves": _score_curves(training, curves, ranking),
+        "measures": [row for row in _dicts(ranking.get("measures")) if row.get("kind") != "held_out"],
+        "smallest_difference": ranking.get("smallest_difference"),
     }
+
+
+def _available(run: Run) -> dict[str, int]:
+    """Training tokens of each source."""
+    out: dict[str, int] = {}
+    for shard in run.token_shards.get("shards") or []:
+        if isinstance(shard, dict) and shard.get("split") == "train":
+            out[str(shard.get("source"))] = out.get(str(shard.get("source")), 0) + int(shard.get("tokens") or 0)
+    return out
+
+
+def _suggested(run: Run) -> dict[str, Any] | None:
+    """The mixture that `gristmill mixture suggest` proposed, where it was written to SUGGESTED; None otherwise."""
+    text = run.text(SUGGESTED)
+    if text is None:
+        return None
+    try:
+        data = YAML(typ="safe", pure=True).load(text)
+    except YAMLError:
+        data = None
+    sources = data.get("sources") if isinstance(data, dict) else None
+    if not isinstance(sources, dict):
+        return {"text": text, "weights": {}, "description": f"{SUGGESTED} is no mixture file."}
+    asked = {str(k): v.get("weight") for k, v in sources.items() if isinstance(v, dict)}
+    weights = {name: float(weight) for name, weight in asked.items() if isinstance(weight, int | float)}
+    return {"text": text, "weights": weights, "description": str(data.get("description") or "")}
 
 
 def colours(names: Iterable[str]) -> dict[str, int]:
@@ -111,6 +149,35 @@ def _curve(name: str, steps: list[dict[str, Any]]) -> dict[str, Any]:
         "tokens_per_s": speeds[len(speeds) // 2] if speeds else None,
         "skipped": sum(bool(step.get("skipped")) for step in steps),
     }
+
+
+def _score_curves(
+    training: Mapping[str, list[dict[str, Any]]], curves: Mapping[str, Mapping[str, Any]], ranking: Mapping[str, Any]
+) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """Source or text -> run -> its bits per byte over tokens or steps; only where it was scored while it was trained.
+
+    The last score is the finished model's, from the ranking.
+    """
+    ends = {str(row.get("name")): row for row in _runs(ranking)}
+    out: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for name, steps in training.items():
+        axis = curves[name]["axis"]
+        found: dict[str, list[tuple[float, float]]] = {}
+        for step in steps:
+            for key, value in _scored(step).items():
+                found.setdefault(key, []).append((float(step[axis]), value))
+        for key, value in _scored(ends.get(name, {})).items():
+            if key in found and _is_number(steps[-1].get(axis)):
+                found[key].append((float(steps[-1][axis]), value))
+        for key, points in found.items():
+            out.setdefault(key, {})[name] = points
+    return {key: out[key] for key in sorted(out)}
+
+
+def _scored(row: Mapping[str, Any]) -> dict[str, float]:
+    """Bits per byte of a step or a finished run: of held-out documents, and of texts given."""
+    both = [row.get(name) for name in ("bits_per_byte", "evaluation_sets")]
+    return {str(k): float(v) for part in both if isinstance(part, dict) for k, v in part.items() if _is_number(v)}
 
 
 def _diets(

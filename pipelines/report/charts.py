@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from markupsafe import Markup, escape
 
@@ -213,10 +214,13 @@ def curves(label: str, series: Mapping[str, Sequence[tuple[float, float]]], colo
         grid.append(tag("text", short(tick), x=xs(tick), y=height - 8, text_anchor="middle", class_="tick"))
     lines = []
     for name, line in points.items():
-        path = "".join(
-            f"{'L' if i else 'M'}{xs(x):g} {min(max(ys(y), 2), height - 26):g}" for i, (x, y) in enumerate(thin(line))
-        )
-        lines.append(tag("path", tag("title", name), d=path, class_=f"line c{colours.get(name, 0) % 8}"))
+        smooth = running_mean(thin(line))
+        for kind, drawn in (("raw", thin(line)), ("line", smooth)) if smooth else (("line", thin(line)),):
+            path = "".join(
+                f"{'L' if i else 'M'}{xs(x):g} {min(max(ys(y), 2), height - 26):g}" for i, (x, y) in enumerate(drawn)
+            )
+            lines.append(tag("path", tag("title", name), d=path, class_=f"{kind} c{colours.get(name, 0) % 8}"))
+    lines.sort(key=lambda path: 'class="line' in path)  # the means on top
     return tag(
         "svg", tag("title", label), *grid, *lines, viewBox=f"0 0 {width} {height}", role="img", class_="plot wide"
     )
@@ -248,6 +252,19 @@ def areas(
     return tag(
         "svg", tag("title", label), *drawn, *ticks, viewBox=f"0 0 {width} {height}", role="img", class_="plot areas"
     )
+
+
+def running_mean(line: Sequence[tuple[float, float]], least: int = 40) -> list[tuple[float, float]]:
+    """Each point as the mean of those around it, a twelfth of the line wide, less at its ends; nothing for lines under
+    `least` points."""
+    if len(line) < least:
+        return []
+    reach = max(1, len(line) // 24)
+    out = []
+    for i, (x, _) in enumerate(line):
+        around = [y for _, y in line[max(0, i - reach) : i + reach + 1]]
+        out.append((x, sum(around) / len(around)))
+    return out
 
 
 def thin(line: Sequence[tuple[float, float]], limit: int = 240) -> list[tuple[float, float]]:
@@ -299,6 +316,31 @@ def intervals(label: str, rows: Sequence[Interval], colours: Mapping[str, int]) 
         if math.isfinite(row.mean):
             text = f"{row.name}: {number(row.mean)}"
             drawn.append(tag("circle", tag("title", text), cx=scale(row.mean), cy=y, r=6, class_=f"mean {colour}"))
+    return tag("svg", tag("title", label), *drawn, viewBox=f"0 0 {width} {height}", role="img", class_="plot wide")
+
+
+def timeline(label: str, rows: Sequence[Mapping[str, Any]], seconds: float) -> Markup:
+    """One line a row: `segment`, `begun` to `ended` as a bar, `ends` as marks on it, in seconds since the start."""
+    width, step, left = 760, 26, 150
+    height = step * len(rows) + 30
+    scale = Scale(0, seconds or 1, left, width - 12)
+    drawn = []
+    unit, name = next(
+        (u, n) for u, n in ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")) if seconds >= 3 * u or u == 1
+    )
+    for tick in Scale(0, (seconds or 1) / unit, 0, 1).ticks(6):
+        x = scale(tick * unit)
+        drawn.append(tag("line", x1=x, x2=x, y1=4, y2=height - 24, class_="grid"))
+        drawn.append(tag("text", f"{number(tick)} {name}", x=x, y=height - 8, text_anchor="middle", class_="tick"))
+    for i, row in enumerate(rows):
+        y, x = 6 + step * i, scale(row["begun"])
+        said = f"{row['segment']}: {number(round(row['begun'], 1))} s to {number(round(row['ended'], 1))} s"
+        text = row["segment"] if len(row["segment"]) <= 20 else row["segment"][:19] + "…"
+        drawn.append(tag("text", text, x=left - 10, y=y + 14, text_anchor="end", class_="row-name"))
+        thick = round(max(scale(row["ended"]) - x, 1), 2)
+        drawn.append(tag("rect", tag("title", said), x=x, y=y, width=thick, height=step - 8, class_="span"))
+        marks = "".join(f"M{scale(end):g} {y}v{step - 8}" for end in row["ends"])
+        drawn.append(tag("path", d=marks, class_="mark"))
     return tag("svg", tag("title", label), *drawn, viewBox=f"0 0 {width} {height}", role="img", class_="plot wide")
 
 

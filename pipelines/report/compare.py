@@ -17,8 +17,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gristmill.pipelines.funnel import funnel
 from gristmill.pipelines.inspect import Filter, document, pick
-from gristmill.pipelines.open_run import Run, funnel, open_run
+from gristmill.pipelines.open_run import Run, open_run
 from gristmill.pipelines.report.ablation import ablation
 from gristmill.stages.ledger import Histogram
 from gristmill.stages.shards import publish_bytes

@@ -12,27 +12,26 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-import numpy as np
-
-from gristmill.pipelines.inspect import spread
+from gristmill.pipelines.faults import Failed
+from gristmill.pipelines.funnel import HELD_OUT, FunnelRow, funnel
 from gristmill.pipelines.near_holdout import warning
-from gristmill.pipelines.open_run import HELD_OUT, INPUT, TOKENS, FunnelRow, Run, funnel, share
+from gristmill.pipelines.open_run import TOKENS, Run, global_seconds, share
 from gristmill.pipelines.removed import languages_of, left_out, removed
 from gristmill.pipelines.report.ablation import ablation
 from gristmill.pipelines.report.charts import bin_positions, value_scale
 from gristmill.pipelines.report.contamination import contamination
 from gristmill.pipelines.report.dedupe import duplicates
 from gristmill.pipelines.report.limits import StageRules, rules_of
+from gristmill.pipelines.report.operations import operations, times
 from gristmill.pipelines.report.samples import sample
 from gristmill.pipelines.report.scan import Scan, scan
+from gristmill.pipelines.report.scored import scored
 from gristmill.pipelines.report.tokenizer import holdout, tokenizer
+from gristmill.pipelines.report.tokens import tokens
 from gristmill.pipelines.report.what_if import what_ifs
 from gristmill.stages.ledger import Amount, StageLedger
 
-TOP = 25  # domains, slow shards
-LENGTH_SHARDS = 64  # of token shards whose documents' lengths are read
-SHOWN_SHARDS = 200  # of token shards
-SHOWN_PROBLEMS = 100
+TOP = 25  # domains
 
 
 def page_data(run: Run, stages: Mapping[str, type]) -> dict[str, Any]:
@@ -40,12 +39,15 @@ def page_data(run: Run, stages: Mapping[str, type]) -> dict[str, Any]:
     rules, problems = rules_of(run, stages)
     samples = sample(run)
     rows = funnel(run)
+    seen = scan(run)
     return {
         "name": str(run.recipe.get("name") or run.path.rstrip("/").rsplit("/", 1)[-1]),
         "path": run.path,
+        "served": False,  # the page asks a server for documents
         "header": _header(run, rows),
         "recipe": run.recipe_text,
         "versions": run.versions,
+        "inputs": _inputs(run),
         "warnings": [*_warnings(run, rows), *problems],
         "funnel": {
             "columns": [f.name for f in fields(FunnelRow)],
@@ -57,26 +59,27 @@ def page_data(run: Run, stages: Mapping[str, type]) -> dict[str, Any]:
         "measures": _measures(run, rules),
         "samples": samples.documents,
         "samples_left_out": samples.left_out,
-        "scan": _scan(scan(run)),
+        "scan": _scan(seen),
         "contamination": contamination(run),
         "models": run.models,
+        "scored": scored(run, rules, seen.buckets),
         "clusters": {name: _cluster(run, name, card) for name, card in run.clusters.items()},
-        "tokens": _tokens(run),
+        "tokens": tokens(run),
         "tokenizer": tokenizer(run),
         "holdout": holdout(run),
         "ablation": ablation(run),
-        "operations": _operations(run),
+        "operations": operations(run),
     }
 
 
 def _header(run: Run, rows: list[FunnelRow]) -> dict[str, Any]:
     """When, from what, how much. Times are those of the files: seconds since 1970."""
-    ends = [t for s in (*run.segments, TOKENS) if (t := run.modified(f"{s}/ledger")) is not None]
+    first, last = times(run)
     total = [row for row in rows if row.source is None]
     return {
         "written": time.time(),
-        "first": run.modified("recipe.yaml"),
-        "last": max(ends, default=None),
+        "first": first,
+        "last": last,
         "files": len({entry.get("path") for entry in run.inputs}),
         "input_bytes": sum({e.get("path"): int(e.get("size") or 0) for e in run.inputs}.values()),
         "shards": len(run.inputs) or len({s.shard for s in run.shards}),
@@ -85,14 +88,28 @@ def _header(run: Run, rows: list[FunnelRow]) -> dict[str, Any]:
         "kept_chars": next((r.chars for r in reversed(total) if r.segment != TOKENS), 0),
         "kept_bytes": next((r.bytes for r in reversed(total) if r.segment != TOKENS), 0),
         "tokens": total[-1].tokens if total else 0,
-        "worker_seconds": sum(s.seconds for s in run.shards) + sum(_seconds(c) for c in run.clusters.values()),
+        "worker_seconds": sum(s.seconds for s in run.shards) + sum(map(global_seconds, run.clusters.values())),
         "hosts": sorted({s.host for s in run.shards} - {""}),
     }
 
 
-def _seconds(card: Mapping[str, Any]) -> float:
-    value = card.get("seconds")
-    return float(value) if isinstance(value, int | float) else 0.0
+def _inputs(run: Run) -> list[dict[str, Any]]:
+    """One row a source: what it read."""
+    out: dict[str, dict[str, Any]] = {}
+    seen: set[str] = set()
+    for entry in run.inputs:
+        path = str(entry.get("path"))
+        row = out.setdefault(
+            str(entry.get("source")), {"files": 0, "shards": 0, "bytes": 0, "formats": [], "first": path}
+        )
+        row["shards"] += 1
+        if path not in seen:
+            row["files"] += 1
+            row["bytes"] += int(entry.get("size") or 0)
+        if entry.get("format") not in row["formats"]:
+            row["formats"].append(entry.get("format"))
+        seen.add(path)
+    return [{"source": source, **row} for source, row in out.items()]
 
 
 def _warnings(run: Run, rows: list[FunnelRow]) -> list[str]:
@@ -108,6 +125,8 @@ def _warnings(run: Run, rows: list[FunnelRow]) -> list[str]:
                 f"Segment {segment} is unfinished: {done:,} of {expected:,} shards. Later figures are of those only. "
                 "Run the recipe again; it continues."
             )
+    if given_up := len(list(Failed(run.path))):
+        out.append(f"{_count(given_up, 'shard')} given up; what they held is in no figure here. See Operations.")
     for label, book in run.stages().items():
         lost = sum(a.documents for reason, a in book.dropped.items() if reason != HELD_OUT)
         failed = sum(a.documents for a in book.failed.values())
@@ -237,16 +256,18 @@ def _scan(found: Scan) -> dict[str, Any]:
     return {
         "looked_at": found.looked_at,
         "documents": found.documents,
+        "kept": found.seen[True],
+        "dropped": found.seen[False],
         "languages": _both(found.languages),
         "domains": _both(found.domains, [name for name, _ in _top(domains) if name][:TOP]),
         "distinct_domains": len([d for d in domains if d]),
-        "dumps": [{"name": name, "kept": count} for name, count in sorted(found.dumps.items()) if name],
-        "months": [
-            {"name": name, "kept": count}
-            for name, count in sorted(found.months.items())
-            if len(name) == 7 and name[:4].isdigit() and name[4] == "-"
-        ],
+        "dumps": [row for row in sorted(_both(found.dumps), key=lambda row: row["name"]) if row["name"]],
+        "months": [row for row in sorted(_both(found.months), key=lambda row: row["name"]) if _is_month(row["name"])],
     }
+
+
+def _is_month(name: str) -> bool:
+    return len(name) == 7 and name[:4].isdigit() and name[4] == "-"
 
 
 def _both(counts: Mapping[bool, Counter[str]], names: list[str] | None = None) -> list[dict[str, Any]]:
@@ -277,6 +298,7 @@ def _cluster(run: Run, segment: str, card: Mapping[str, Any]) -> dict[str, Any]:
         "sizes": _coarse(sizes),
         "figures": figures,
         "matrix": removed.matrix,
+        "dumps": removed.dumps,
         "pairs": removed.pairs,
         "skipped": removed.skipped,
         "audit": run.json(f"{segment}/audit.json"),
@@ -306,109 +328,3 @@ def _coarse(sizes: list[tuple[str, int]], limit: int = 16) -> list[tuple[str, in
 
 def _range(low: int, high: int) -> str:
     return f"{low:,}" if low >= high else f"{low:,}-{high:,}"
-
-
-def _tokens(run: Run) -> dict[str, Any]:
-    """Sums by source and split, and the shards with their checksums."""
-    manifest = run.token_shards
-    if not manifest:
-        return {}
-    shards = [s for s in manifest.get("shards") or [] if isinstance(s, dict)]
-    sums: dict[tuple[str, str], dict[str, Any]] = {}
-    for shard in shards:
-        key = str(shard.get("source", "")), str(shard.get("split", ""))
-        entry = sums.setdefault(
-            key, {"source": key[0], "split": key[1], "shards": 0, "documents": 0, "tokens": 0, "bytes": 0}
-        )
-        entry["shards"] += 1
-        for name in ("documents", "tokens", "bytes"):
-            entry[name] += int(shard.get(name) or 0)
-    for entry in sums.values():
-        entry["bytes_per_token"] = share(entry["bytes"], entry["tokens"])
-    return {
-        "facts": {
-            k: v for k, v in manifest.items() if k not in ("shards", "digest") and not isinstance(v, dict | list)
-        },
-        "special_ids": manifest.get("special_ids") or {},
-        "sources": sorted(sums.values(), key=lambda e: (e["split"] != "train", -e["tokens"])),
-        "total": sum(e["tokens"] for e in sums.values() if e["split"] == "train"),
-        "lengths": lengths(run, [str(s["name"]) for s in shards if s.get("split") == "train" and s.get("name")]),
-        "shards": [{k: v for k, v in s.items() if not isinstance(v, dict | list)} for s in shards[:SHOWN_SHARDS]],
-        "more_shards": max(0, len(shards) - SHOWN_SHARDS),
-    }
-
-
-def lengths(run: Run, names: list[str]) -> dict[str, Any]:
-    """Documents by their number of tokens, in ranges that double, from the indexes of shards spread over the set.
-
-    A column is named by the largest length in it.
-    """
-    there = set(run.files(TOKENS, ".idx"))
-    names = [name for name in names if f"{name}.idx" in there]
-    chosen = [names[i] for i in spread(len(names), LENGTH_SHARDS)]
-    counts: Counter[int] = Counter()
-    for name in chosen:
-        tokens = run.arrow_column(f"{TOKENS}/{name}.idx", "length").to_numpy().astype(np.int64)
-        powers, found = np.unique(np.ceil(np.log2(np.maximum(tokens, 1))).astype(int), return_counts=True)
-        counts.update(dict(zip(powers.tolist(), found.tolist(), strict=True)))
-    ranges = range(min(counts), max(counts) + 1) if counts else []
-    return {
-        "columns": [(f"{1 << power:,}", counts[power]) for power in ranges],
-        "shards": len(chosen),
-        "of": len(names),
-    }
-
-
-def _operations(run: Run) -> dict[str, Any]:
-    stages = [
-        {
-            "stage": label,
-            "segment": run.segment_of(label),
-            "seconds": book.seconds,
-            "documents": book.read.documents,
-            "bytes": book.read.bytes,
-            "documents_per_s": share(book.read.documents, book.seconds),
-            "mb_per_s": share(book.read.bytes, book.seconds) / 1e6,
-        }
-        for label, book in run.stages().items()
-        if label != INPUT
-    ]
-    segments = []
-    for name in (*run.segments, TOKENS):
-        shards = [s for s in run.shards if s.segment == name]
-        if shards:
-            seconds = sorted(s.seconds for s in shards)
-            segments.append(
-                {
-                    "segment": name,
-                    "shards": len(shards),
-                    "seconds": sum(seconds),
-                    "median": seconds[len(seconds) // 2],
-                    "slowest": seconds[-1],
-                    "global_seconds": _seconds(run.clusters.get(name, {})),
-                    "output_bytes": sum(f[2] for s in shards for f in s.files),
-                }
-            )
-    slow = sorted(run.shards, key=lambda s: (-s.seconds, s.segment, s.shard))[:10]
-    problems = [(s.segment, s.shard, text) for s in run.shards for text in s.problems]
-    return {
-        "stages": stages,
-        "segments": segments,
-        "slow": [
-            {
-                "segment": s.segment,
-                "shard": s.shard,
-                "source": s.source,
-                "input": s.input,
-                "seconds": s.seconds,
-                "bytes": s.read_bytes,
-                "mb_per_s": share(s.read_bytes, s.seconds) / 1e6,
-                "host": s.host,
-            }
-            for s in slow
-        ],
-        "problems": [
-            {"segment": segment, "shard": shard, "problem": text} for segment, shard, text in problems[:SHOWN_PROBLEMS]
-        ],
-        "more_problems": max(0, len(problems) - SHOWN_PROBLEMS),
-    }

@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from gristmill.pipelines.open_run import Run, heading_of
+from gristmill.pipelines.open_run import Run
+from gristmill.pipelines.run_books import heading_of
 from gristmill.stages.documents import Rule
 from gristmill.stages.language_limits import differing
 

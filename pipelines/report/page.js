@@ -1,6 +1,6 @@
 "use strict";
 // Everything shown from a document goes through textContent. There is no innerHTML in this file.
-(() => {
+const gristmill = (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   document.documentElement.classList.add("js");
   const $ = (id) => document.getElementById(id);
@@ -156,12 +156,17 @@
   }
 
   function answer(measure, limit, at) {
-    if (at === limit.now_at) return "keeps " + number(limit.low[at]) + " documents, as it is";
-    const low = limit.low[at], high = limit.high[at], now = limit.low[limit.now_at];
-    const change = (count) => (count >= now ? "+" : "−") + number(Math.abs(count - now));
-    const share = (count) => (now ? " (" + (count >= now ? "+" : "−") + percent(Math.abs(count - now) / now) + ")" : "");
-    if (low === high) return "keeps " + number(low) + " documents, " + change(low) + share(low);
-    return "keeps " + number(low) + " to " + number(high) + " documents, " + change(low) + " to " + change(high) + share(high);
+    const part = (low, high, unit) => {
+      const now = low[limit.now_at];
+      const change = (count) => (count >= now ? "+" : "−") + number(Math.abs(count - now));
+      const share = (count) => (now ? " (" + (count >= now ? "+" : "−") + percent(Math.abs(count - now) / now) + ")" : "");
+      if (at === limit.now_at) return number(low[at]) + " " + unit;
+      if (low[at] === high[at]) return number(low[at]) + " " + unit + ", " + change(low[at]) + share(low[at]);
+      return number(low[at]) + " to " + number(high[at]) + " " + unit + ", " + change(low[at]) + " to " + change(high[at]) + share(high[at]);
+    };
+    const lines = ["keeps " + part(limit.low, limit.high, "documents") + (at === limit.now_at ? ", as it is" : "")];
+    if (limit.low_chars.length) lines.push(part(limit.low_chars, limit.high_chars, "characters"));
+    return lines;
   }
 
   document.querySelectorAll(".what-if").forEach((element) => {
@@ -173,7 +178,7 @@
     const show = () => {
       const at = Number(slider.value), moved = at !== limit.now_at, value = limit.values[at];
       element.querySelector(".now").textContent = number(value);
-      element.querySelector(".answer").textContent = answer(measure, limit, at);
+      element.querySelector(".answer").replaceChildren(...answer(measure, limit, at).flatMap((line, i) => (i ? [make("br"), line] : [line])));
       const code = element.querySelector(".yaml");
       code.hidden = !moved;
       code.textContent = yaml(limit, value);
@@ -204,155 +209,5 @@
     plot.addEventListener("pointerleave", () => { readout.textContent = resting; });
   });
 
-  // Samples.
-
-  const form = $("sample-filter");
-  if (!form) return;
-  const PAGE = 10;
-  let page = 0;
-  const field = (name) => form.elements.namedItem(name);
-
-  function fill(name, values) {
-    const count = new Map();
-    for (const value of values) if (value) count.set(value, (count.get(value) || 0) + 1);
-    for (const [value, times] of [...count].sort((a, b) => a[0].localeCompare(b[0]))) {
-      field(name).append(make("option", { value }, words(value) + " (" + number(times) + ")"));
-    }
-    field(name).closest("label").hidden = count.size === 0;
-  }
-  fill("stage", data.samples.map((s) => s.stage));
-  fill("reason", data.samples.flatMap((s) => s.reasons));
-  fill("source", data.samples.map((s) => s.source));
-  fill("language", data.samples.map((s) => s.language));
-
-  fill("measure", data.samples.flatMap((s) => Object.keys(s.measures).filter((name) => s.measures[name] !== null)));
-
-  function chosen() {
-    const names = ["kept", "stage", "reason", "source", "language", "text", "measure", "order"];
-    const want = Object.fromEntries(names.map((n) => [n, field(n).value]));
-    const text = want.text.trim().toLowerCase();
-    const [low, high] = ["low", "high"].map((n) => (field(n).value === "" ? null : Number(field(n).value)));
-    const found = data.samples.filter((s) =>
-      (want.kept === "" || s.kept === (want.kept === "1")) && (!want.stage || s.stage === want.stage) &&
-      (!want.reason || s.reasons.includes(want.reason)) && (!want.source || s.source === want.source) &&
-      (!want.language || s.language === want.language) &&
-      (!text || s.text.toLowerCase().includes(text) || (s.url || "").toLowerCase().includes(text)) &&
-      (!want.measure || inRange(s.measures[want.measure], low, high)));
-    if (want.measure) {
-      found.sort((a, b) => (want.order === "up" ? 1 : -1) * (a.measures[want.measure] - b.measures[want.measure]));
-    }
-    return found;
-  }
-
-  function inRange(value, low, high) {
-    return value !== null && value !== undefined && (low === null || value >= low) && (high === null || value <= high);
-  }
-
-  // Spans of a text that a reason speaks of: [start, end) pairs. Only where the text alone shows them.
-  const LINES = /[^\n]+/g;
-  const seen = (pattern, repeated) => (text) => {
-    const before = new Set();
-    return [...text.matchAll(pattern)].filter((m) => {
-      const key = m[0].trim(), again = before.has(key);
-      before.add(key);
-      return key && again === repeated;
-    }).map((m) => [m.index, m.index + m[0].length]);
-  };
-  const all = (pattern) => (text) => [...text.matchAll(pattern)].map((m) => [m.index, m.index + m[0].length]);
-  const FAULTS = [
-    [/para.*dup|dup.*para/, seen(/(?:[^\n]|\n(?!\n))+/g, true)],
-    [/line.*dup|dup.*line/, seen(LINES, true)],
-    [/bullet/, all(/^[ \t]*[•‣▪◦●\-*–].*$/gm)],
-    [/ellips/, all(/(?:\.\.\.|…)[ \t]*$/gm)],
-    [/lorem/, all(/lorem ipsum/gi)],
-    [/curly|brace/, all(/[{}]/g)],
-    [/javascript/, all(/javascript/gi)],
-    [/symbol|hash/, all(/#|\.\.\.|…/g)],
-    [/policy|terms|cookie/, all(/terms of use|privacy policy|cookie policy|uses cookies|use of cookies|use cookies/gi)],
-  ];
-
-  function spans(sample, text) {
-    const found = [];
-    for (const [name, marks] of FAULTS) {
-      if (sample.reasons.some((reason) => name.test(reason))) found.push(...marks(sample.text).map((s) => [...s, "fault"]));
-    }
-    if (text) {
-      const lower = sample.text.toLowerCase();
-      // lowering can change a text's length in some scripts; then positions are not those of the text
-      if (lower.length === sample.text.length) {
-        for (let at = lower.indexOf(text); at >= 0 && found.length < 2000; at = lower.indexOf(text, at + text.length)) {
-          found.push([at, at + text.length, "hit"]);
-        }
-      }
-    }
-    return found.sort((a, b) => a[0] - b[0]);
-  }
-
-  function marked(sample, text) {
-    const out = [];
-    let at = 0;
-    for (const [start, end, kind] of spans(sample, text)) {
-      if (start < at) continue;
-      out.push(sample.text.slice(at, start), make("mark", { class: kind }, sample.text.slice(start, end)));
-      at = end;
-    }
-    out.push(sample.text.slice(at));
-    return out;
-  }
-
-  function guilty(sample) {
-    const columns = new Set();
-    for (const m of data.measures) {
-      for (const limit of m.limits) if (m.stage === sample.stage && sample.reasons.includes(limit.reason)) columns.add(m.measure);
-    }
-    return columns;
-  }
-
-  function card(sample, text) {
-    const title = sample.kept
-      ? [make("span", null, "kept")]
-      : [make("span", null, words(sample.stage)), ...sample.reasons.map((r, i) => make("span", { class: i ? "reason more" : "reason" }, words(r)))];
-    const facts = [sample.source, sample.url, sample.language, sample.date, number(sample.chars) + " characters", sample.doc_id,
-      ...Object.entries(sample.labels).map(([name, value]) => name + " " + value)];
-    const bad = guilty(sample);
-    const own = (name) => bad.has(name) || name.startsWith(sample.stage + ".");
-    const measures = Object.entries(sample.measures).filter((pair) => pair[1] !== null)
-      .sort((a, b) => Number(bad.has(b[0])) - Number(bad.has(a[0])));
-    const line = (pairs) => pairs.length === 0 ? null : make("p", { class: "measures" },
-      ...pairs.flatMap(([name, value], i) => [i ? "   " : null, make(bad.has(name) ? "b" : "span", null, name + " " + number(value))]));
-    const others = measures.filter((pair) => !own(pair[0]));
-    return make(
-      "article", { class: sample.kept ? "sample kept" : "sample" },
-      make("h3", null, ...title),
-      make("p", { class: "where" }, ...facts.filter(Boolean).flatMap((fact, i) => [i ? " · " : null, make("bdi", null, fact)])),
-      make("pre", { dir: "auto", tabindex: "0" }, ...marked(sample, text), sample.more_chars ? make("em", null, "\n… " + number(sample.more_chars) + " more characters") : null),
-      line(measures.filter((pair) => own(pair[0]))),
-      others.length ? make("details", null, make("summary", null, "Other measures"), line(others)) : null,
-    );
-  }
-
-  function showSamples() {
-    const found = chosen(), pages = Math.max(1, Math.ceil(found.length / PAGE));
-    page = Math.min(Math.max(0, page), pages - 1);
-    const text = field("text").value.trim().toLowerCase();
-    $("sample-list").replaceChildren(...found.slice(page * PAGE, (page + 1) * PAGE).map((s) => card(s, text)));
-    $("sample-count").textContent = number(found.length) + (found.length === 1 ? " document" : " documents");
-    $("sample-page").textContent = "page " + number(page + 1) + " of " + number(pages);
-    $("sample-before").disabled = page === 0;
-    $("sample-after").disabled = page === pages - 1;
-  }
-  form.addEventListener("input", () => {
-    page = 0;
-    form.querySelector(".range").hidden = field("measure").value === "";
-    showSamples();
-  });
-  form.addEventListener("submit", (event) => event.preventDefault());
-  for (const [id, step] of [["sample-before", -1], ["sample-after", 1]]) {
-    $(id).addEventListener("click", () => {
-      page += step;
-      showSamples();
-      $("samples").scrollIntoView();
-    });
-  }
-  showSamples();
+  return { data, make, words, number };
 })();

@@ -16,12 +16,15 @@ import pyarrow.compute as pc
 
 from gristmill.pipelines.inspect import Filter, document, pick, spread
 from gristmill.pipelines.open_run import Run
+from gristmill.pipelines.originals import original
 
 PER_REASON = 6  # dropped documents for each stage, first reason and source
 PER_SOURCE = 24  # kept documents
 SHARDS_EACH = 4  # shards looked into for each of those
 TEXT_CHARS = 3_000  # of each text; the page tells how many more there are
 BUDGET_BYTES = 2_500_000  # of all texts, in UTF-8
+ORIGINALS = 8  # of kept and of dropped documents each, whose page is shown beside the text
+HTML_CHARS = 20_000  # of such a page
 
 
 @dataclass(frozen=True)
@@ -44,11 +47,24 @@ def sample(run: Run, budget: int = BUDGET_BYTES) -> Samples:
         if used > budget:
             break
         out.append(found)
-    return Samples(out, len(chosen) - len(out))
+    _add_originals(run, out)
+    return Samples([{k: v for k, v in found.items() if k != "part"} for found in out], len(chosen) - len(out))
+
+
+def _add_originals(run: Run, found: list[dict[str, Any]]) -> None:
+    """The page beside the text that was extracted from it, for some that still have it."""
+    for kept in (True, False):
+        left = ORIGINALS
+        for entry in found:
+            if left and entry["kept"] == kept and entry["stage"] != "extract":
+                html = original(run, entry["part"], entry)
+                if html is not None:
+                    entry |= {"html": html[:HTML_CHARS], "more_html": max(0, len(html) - HTML_CHARS)}
+                    left -= 1
 
 
 def _short(row: dict[str, Any], kept: bool) -> dict[str, Any]:
-    found = document(row)
+    found = {**document(row), "part": row["part"]}
     text = found["text"] or ""
     cut = text[:TEXT_CHARS]
     return {**found, "kept": kept, "text": cut, "more_chars": len(text) - len(cut), "rank": row["rank"]}

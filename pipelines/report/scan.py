@@ -26,10 +26,15 @@ class Scan:
 
     languages: dict[bool, Counter[str]] = field(default_factory=lambda: {True: Counter(), False: Counter()})
     domains: dict[bool, Counter[str]] = field(default_factory=lambda: {True: Counter(), False: Counter()})
-    dumps: Counter[str] = field(default_factory=Counter)  # kept documents only: dropped ones do not carry it
-    months: Counter[str] = field(default_factory=Counter)  # "2024-05", kept documents only
-    looked_at: int = 0
+    dumps: dict[bool, Counter[str]] = field(default_factory=lambda: {True: Counter(), False: Counter()})
+    months: dict[bool, Counter[str]] = field(default_factory=lambda: {True: Counter(), False: Counter()})  # "2024-05"
+    buckets: dict[str, Counter[str]] = field(default_factory=dict)  # column -> kept documents by perplexity bucket
+    seen: dict[bool, int] = field(default_factory=lambda: {True: 0, False: 0})
     documents: int = 0  # in the files
+
+    @property
+    def looked_at(self) -> int:
+        return sum(self.seen.values())
 
 
 def scan(run: Run, limit: int = LIMIT) -> Scan:
@@ -39,7 +44,8 @@ def scan(run: Run, limit: int = LIMIT) -> Scan:
         hosts: Counter[str] = Counter()
         for part in _parts(run, kept, limit // 2, out):
             with run.open_parquet(part) as file:
-                names = [n for n in ("url", "language", "dump", "date") if n in file.schema_arrow.names]
+                asked = ("url", "language", "dump", "date")
+                names = [n for n in file.schema_arrow.names if n in asked or (kept and n.endswith(".bucket"))]
                 for batch in file.iter_batches(columns=names):
                     _count(batch, kept, hosts, out)
         for host, count in hosts.items():
@@ -56,7 +62,7 @@ def _parts(run: Run, kept: bool, limit: int, out: Scan) -> list[str]:
         chosen = list(range(len(parts)))
     else:
         chosen = spread(len(parts), max(1, limit * len(parts) // sum(sizes)))
-    out.looked_at += sum(sizes[i] for i in chosen)
+    out.seen[kept] += sum(sizes[i] for i in chosen)
     return [parts[i] for i in chosen]
 
 
@@ -66,10 +72,13 @@ def _count(batch: pa.RecordBatch, kept: bool, hosts: Counter[str], out: Scan) ->
         _add(out.languages[kept], batch["language"])
     if "url" in names:
         _add(hosts, pc.utf8_lower(pc.struct_field(pc.extract_regex(batch["url"].cast(pa.string()), HOST), "host")))
-    if kept and "dump" in names:
-        _add(out.dumps, batch["dump"])
-    if kept and "date" in names:
-        _add(out.months, pc.utf8_slice_codeunits(batch["date"].cast(pa.string()), 0, 7))
+    if "dump" in names:
+        _add(out.dumps[kept], batch["dump"])
+    if "date" in names:
+        _add(out.months[kept], pc.utf8_slice_codeunits(batch["date"].cast(pa.string()), 0, 7))
+    for name in names:
+        if name.endswith(".bucket"):
+            _add(out.buckets.setdefault(name, Counter()), batch[name])
 
 
 def _add(counter: Counter[str], values: Any) -> None:

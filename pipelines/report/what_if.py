@@ -25,7 +25,11 @@ from gristmill.stages.ledger import Histogram, StageLedger
 
 @dataclass(frozen=True)
 class WhatIf:
-    """Answers for one limit. `low` and `high` bound the documents that the stage would keep; equal where exact."""
+    """Answers for one limit. `low` and `high` bound the documents that the stage would keep; equal where exact.
+
+    `low_chars` and `high_chars` bound their characters: those of kept documents as the stage leaves them, of others as
+    they came in. Empty where the ledger does not know them.
+    """
 
     reason: str
     side: str  # "at_least" or "at_most"
@@ -34,6 +38,8 @@ class WhatIf:
     limits: list[float]
     low: list[int]
     high: list[int]
+    low_chars: list[int]
+    high_chars: list[int]
 
     def values(self, edges: list[float], *, integer: bool) -> list[float]:
         """What to write into a recipe for each limit: whole numbers where the setting takes no others.
@@ -43,61 +49,94 @@ class WhatIf:
         return [_value(self, i, edges, integer) for i in range(len(self.limits))]
 
 
+@dataclass(frozen=True)
+class _Unit:
+    """What is counted: documents, or their characters. kept, dropped: under, bins, over."""
+
+    kept: list[int]
+    dropped: list[int]
+    stays: int  # kept by the stage
+    failing: int | None  # of documents that break the rule
+    only: int | None  # of those that break no other
+    missing: int  # of documents without a value, which break it
+
+
 def what_ifs(rule: Rule, histogram: Histogram, book: StageLedger) -> Iterator[WhatIf]:
     """One answer for each limit of the rule."""
-    if rule.at_least is not None:
-        yield _lower(rule, rule.at_least, histogram, book)
-    if rule.at_most is not None:
-        yield _upper(rule, rule.at_most, histogram, book)
+    units = [_documents(rule, histogram, book), _chars(rule, histogram, book)]
+    for side, now in (("at_least", rule.at_least), ("at_most", rule.at_most)):
+        if now is None:
+            continue
+        # The last edge is no lower limit to try: values on it would pass, and their bin does not tell them from others.
+        tried = histogram.edges[:-1] if side == "at_least" else histogram.edges
+        limits = sorted({*tried, now})
+        bounds = _lower if side == "at_least" else _upper
+        documents, chars = (
+            [] if unit is None else [bounds(rule, now, limit, histogram.edges, unit) for limit in limits]
+            for unit in units
+        )
+        yield WhatIf(
+            rule.reason,
+            side,
+            now,
+            limits.index(now),
+            limits,
+            *([bound[i] for bound in found] for found in (documents, chars) for i in (0, 1)),
+        )
 
 
-def _lower(rule: Rule, now: float, h: Histogram, book: StageLedger) -> WhatIf:
-    points = []
-    # The last edge is no limit to try: the values on it would pass, and its bin does not tell them from others.
-    for limit in sorted({*h.edges[:-1], now}):
-        low = high = book.kept.documents
-        if limit > now:
-            low = high = book.kept.documents - _below(h.edges, h.kept, limit)[0]
-        elif limit < now:
-            beyond = _below(h.edges, h.dropped, limit)[0]
-            inside, reached = (n - beyond for n in _below(h.edges, h.dropped, now))
-            low, high = _released(rule, book, h, beyond, inside, reached)
-        points.append((limit, low, high))
-    return _answer(rule, "at_least", now, points)
+def _documents(rule: Rule, h: Histogram, book: StageLedger) -> _Unit:
+    failing, only = (book.counters.get(f"{kind}.{rule.reason}") for kind in ("rule", "only"))
+    return _Unit(h.kept, h.dropped, book.kept.documents, failing, only, h.missing)
 
 
-def _upper(rule: Rule, now: float, h: Histogram, book: StageLedger) -> WhatIf:
-    points = []
-    for limit in sorted({*h.edges, now}):
-        low = high = book.kept.documents
-        if limit < now:
-            low = high = book.kept.documents - (sum(h.kept) - _below(h.edges, h.kept, limit)[1])
-        elif limit > now:
-            below = _below(h.edges, h.dropped, limit)[1]
-            inside, reached = (below - n for n in _through(h.edges, h.dropped, now))
-            low, high = _released(rule, book, h, sum(h.dropped) - below, inside, reached)
-        points.append((limit, low, high))
-    return _answer(rule, "at_most", now, points)
+def _chars(rule: Rule, h: Histogram, book: StageLedger) -> _Unit | None:
+    if h.kept_chars is None or h.dropped_chars is None:
+        return None
+    failing, only = (book.counters.get(f"{kind}_chars.{rule.reason}") for kind in ("rule", "only"))
+    if failing is None and f"rule.{rule.reason}" in book.counters:
+        failing, only = 0, 0  # no document broke it
+    missing = sum(amount.chars for amount in book.dropped.values()) - sum(h.dropped_chars)
+    return _Unit(h.kept_chars, h.dropped_chars, book.kept.chars, failing, only, missing)
 
 
-def _released(rule: Rule, book: StageLedger, h: Histogram, beyond: int, inside: int, reached: int) -> tuple[int, int]:
-    """Bounds of the documents kept when a limit is loosened.
+def _lower(rule: Rule, now: float, limit: float, edges: list[float], unit: _Unit) -> tuple[int, int]:
+    """Bounds of what is kept with another lower limit."""
+    if limit > now:
+        left = unit.stays - _below(edges, unit.kept, limit)[0]
+        return left, left
+    if limit < now:
+        beyond = _below(edges, unit.dropped, limit)[0]
+        inside, reached = (n - beyond for n in _below(edges, unit.dropped, now))
+        return _released(rule, unit, beyond, inside, reached)
+    return unit.stays, unit.stays
 
-    Dropped documents: `beyond` the new limit too; `inside` bins that lie whole between the limits; `reached` with the
+
+def _upper(rule: Rule, now: float, limit: float, edges: list[float], unit: _Unit) -> tuple[int, int]:
+    """Bounds of what is kept with another upper limit."""
+    if limit < now:
+        left = unit.stays - (sum(unit.kept) - _below(edges, unit.kept, limit)[1])
+        return left, left
+    if limit > now:
+        below = _below(edges, unit.dropped, limit)[1]
+        inside, reached = (below - n for n in _through(edges, unit.dropped, now))
+        return _released(rule, unit, sum(unit.dropped) - below, inside, reached)
+    return unit.stays, unit.stays
+
+
+def _released(rule: Rule, unit: _Unit, beyond: int, inside: int, reached: int) -> tuple[int, int]:
+    """Bounds of what is kept when a limit is loosened.
+
+    Of what was dropped: `beyond` the new limit too; `inside` bins that lie whole between the limits; `reached` with the
     bin that holds the limit in force.
     """
     least, most = max(inside, 0), max(reached, 0)
-    failing = book.counters.get(f"rule.{rule.reason}")
-    only = book.counters.get(f"only.{rule.reason}")
-    if failing is not None and (rule.at_least is None or rule.at_most is None):
-        exact = failing - beyond - h.missing
+    if unit.failing is not None and (rule.at_least is None or rule.at_most is None):
+        exact = unit.failing - beyond - unit.missing
         least = most = min(max(exact, least), most)
-    if failing is None or only is None:
-        return book.kept.documents, book.kept.documents + most
-    return (
-        book.kept.documents + max(0, least - (failing - only)),
-        book.kept.documents + min(most, only),
-    )
+    if unit.failing is None or unit.only is None:
+        return unit.stays, unit.stays + most
+    return unit.stays + max(0, least - (unit.failing - unit.only)), unit.stays + min(most, unit.only)
 
 
 def _below(edges: list[float], counts: list[int], limit: float) -> tuple[int, int]:
@@ -128,16 +167,3 @@ def _value(answer: WhatIf, at: int, edges: list[float], integer: bool) -> float:
     if answer.side == "at_least":
         return math.ceil(limit)
     return math.floor(limit) if limit == edges[-1] else math.ceil(limit) - 1
-
-
-def _answer(rule: Rule, side: str, now: float, points: list[tuple[float, int, int]]) -> WhatIf:
-    limits = [point[0] for point in points]
-    return WhatIf(
-        rule.reason,
-        side,
-        now,
-        limits.index(now),
-        limits,
-        [point[1] for point in points],
-        [point[2] for point in points],
-    )

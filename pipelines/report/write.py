@@ -66,15 +66,25 @@ def render(page: dict[str, Any], template: str = "page.html") -> str:
         pair=lambda row: (row["name"], row["kept"]),
     )
     # The two assets are the only text that goes in as it is: they are files of this package.
-    script, style = _asset("page.js"), _asset("page.css")
+    script, style = _assets()
     return environment.get_template(template).render(
         page=page,
         funnel=_by_source(page["funnel"]) if "funnel" in page else {},
         data=embedded(page),
         script=Markup(script),  # noqa: S704
         style=Markup(style),  # noqa: S704
-        policy=f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'; "
-        "form-action 'none'",
+        policy=content_policy(connect=bool(page.get("served"))),
+    )
+
+
+def content_policy(*, connect: bool = False) -> str:
+    """What the page may do: run the one script and take the one style of this package, by their hashes; with `connect`,
+    ask the server that it came from."""
+    script, style = _assets()
+    own = " connect-src 'self';" if connect else ""
+    return (
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)};{own} base-uri 'none'; "
+        "form-action 'none'"
     )
 
 
@@ -95,8 +105,11 @@ def embedded(page: Mapping[str, Any]) -> Markup:
     return Markup(text)  # noqa: S704
 
 
-def _asset(name: str) -> str:
-    return files("gristmill.pipelines.report").joinpath(name).read_text("utf-8")
+def _assets() -> tuple[str, str]:
+    """The script and the style."""
+    folder = files("gristmill.pipelines.report")
+    script = "".join(folder.joinpath(name).read_text("utf-8") for name in ("page.js", "samples.js"))
+    return script, folder.joinpath("page.css").read_text("utf-8")
 
 
 def _hash(text: str) -> str:

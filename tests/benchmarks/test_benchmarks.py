@@ -27,7 +27,7 @@ TINY = {
     "tokens": "--mb 0.05 --vocab 400 --rounds 1 --skip datatrove",
     "loader": "--mb 1 --windows 256 --rounds 1 --documents 4000 --skip torch datatrove",
     "end_to_end": "--mb 0.05 --rounds 1 --skip datatrove",
-    "train": "--shape 1m --dtype float32 --threads 1 --batch 1 --seq-len 32 --steps 1 --rounds 1",
+    "train": "--shape 1m --no-compile --dtype float32 --threads 1 --batch 1 --seq-len 32 --steps 1 --rounds 1",
 }
 FIGURES = {  # name -> the peers that must be beside it
     "rules": {

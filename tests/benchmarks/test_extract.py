@@ -36,6 +36,14 @@ def test_a_label_is_the_main_element_and_nothing_else() -> None:
     assert (label("linux-doc-6.1.example", sphinx) or "").split() == ["T", "x"]
     docbook = b"<body><p>n</p><div class='sect1 x'><div class='toc'>c</div><div class='sect2'>m</div></div></body>"
     assert (label("aptitude-doc-cs.example", docbook) or "").split() == ["m"]
+    sphinx = b"<body><div class='related'>r</div><div class='body'>m</div><div class='sphinxsidebar'>s</div></body>"
+    assert label("debian-policy.example", sphinx) == label("developers-reference-de.example", sphinx) == "m"
+    javadoc = b"<body><header><nav>n</nav></header><main><h1>m</h1></main><footer>f</footer></body>"
+    assert label("openjdk-17-doc.example", javadoc) == "m"
+    rustdoc = (
+        b"<body><nav class='sidebar'>s</nav><main><section id='main-content'>m<a class='anchor'>#</a></section></main>"
+    )
+    assert label("rust-doc.example", rustdoc) == "m"
     assert label("git-doc.example", b"<body><p>x</p></body>") is None
     assert label("other.example", page()) is None
     assert label("git-doc.example", b"\xff" + page()) is None
@@ -67,7 +75,7 @@ def test_runs_on_a_few_pages(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert {row["bench"] for row in rows} == {
-        "extract.read", "extract.extract", "extract.f1", "extract.f1_recall", "extract.f1_plain",
+        "extract.read", "extract.extract", "extract.f1", "extract.f1_recall", "extract.f1_rescue", "extract.f1_plain",
     }  # fmt: skip
     for row in rows:
         assert list(row) == ["bench", "value", "unit", "peer", "peer_value", "ratio"]

@@ -10,6 +10,8 @@ import pyarrow as pa
 import pytest
 import xxhash
 
+from gristmill.tokenize.blocks import metadata_of
+from gristmill.tokenize.pieces import index_bytes
 from gristmill.tokenize.shards import INDEX_SCHEMA, ShardInfo, TokenManifest, TokenSet
 
 EOS = 0
@@ -35,10 +37,7 @@ def write_tokens(folder: Path, sources: dict[str, list[list[int]]], vocab_size: 
                 "length": lengths,
                 "bytes": [4 * n for n in lengths],
             }
-            sink = pa.BufferOutputStream()
-            with pa.ipc.new_file(sink, INDEX_SCHEMA) as writer:
-                writer.write_table(pa.table(rows, schema=INDEX_SCHEMA))
-            index = sink.getvalue().to_pybytes()
+            index = index_bytes(pa.table(rows, schema=INDEX_SCHEMA), metadata_of(ids.data))
             (folder / f"part-{part:05}.bin").write_bytes(ids.tobytes())
             (folder / f"part-{part:05}.idx").write_bytes(index)
             infos.append(

@@ -12,6 +12,8 @@ import pytest
 from gristmill.mixtures.loader import Batch, Loader
 from gristmill.mixtures.mixture import Mixture
 from gristmill.mixtures.plan import MixtureError, Plan
+from gristmill.tokenize import shards
+from gristmill.tokenize.shards import TokenError, TokenSet
 
 WEIGHTS = {"docs": 0.5, "code": 0.3, "readmes": 0.2}
 
@@ -93,6 +95,35 @@ def test_tokens_may_stay_narrow(tokens: Any) -> None:
     narrow = next(iter(plan.loader(batch_windows=9, dtype=np.uint16)))
     assert narrow.tokens.dtype == np.uint16
     assert (narrow.tokens == next(iter(plan.loader(batch_windows=9))).tokens).all()
+
+
+def test_a_changed_bit_is_refused_by_the_windows_that_read_it(
+    make_tokens: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a set that is too large to be read by all who open it."""
+    monkeypatch.setattr(shards, "CHECKED_BYTES", 1_000)
+    lengths = [500] * 70  # 70,000 bytes: two blocks of 64 KiB
+    tokens = make_tokens({"docs": [lengths], "code": [[400] * 10], "readmes": [[2000]]})
+    plan = plan_of(tokens, windows=1400)
+    path = tokens.folder / "part-00000.bin"
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(bytes(data))
+    for group in (1, 16):  # window by window, and many at a time
+        broken, read = 0, 0
+        loader = plan_of(TokenSet.open(tokens.folder), windows=1400).loader(batch_windows=group)
+        for at in range(0, 1400, group):
+            place = [plan.locate(i) for i in range(at, min(at + group, 1400))]
+            touched = any(plan.sources[0] == name and (window + 1) * 16 + 1 > 32_768 for name, _, window in place)
+            if touched:
+                with pytest.raises(TokenError, match=r"part-00000\.bin: the checksum of a block .* documents 65 to 69"):
+                    loader.batch(at)
+                broken += 1
+            else:
+                loader.batch(at)
+                read += 1
+        assert broken
+        assert read
 
 
 def test_windows_across_shards_are_whole(tokens: Any) -> None:

@@ -231,3 +231,9 @@ def test_ranges() -> None:
     first, numbers = ranges(np.array([3, 7, 7]), np.array([5, 7, 9]))
     assert first.tolist() == [0, 2, 2, 4]
     assert numbers.tolist() == [3, 4, 7, 8]
+
+
+def test_a_part_of_a_source_that_is_not_there_names_that_source(scored: Any) -> None:
+    mixture = Mixture(name="m", sources={"low": {"source": "dosc", "where": LOW, "weight": 1}})
+    with pytest.raises(MixtureError, match=r"no tokens of source 'dosc' for 'low'\. Did you mean `docs`\?$"):
+        mixture.plan(scored, 8, 100)

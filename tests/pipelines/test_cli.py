@@ -19,6 +19,7 @@ VERBS = (
     "status",
     "inspect",
     "report",
+    "compare",
     "mixture",
     "train",
     "ablate",

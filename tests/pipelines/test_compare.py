@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -11,8 +13,10 @@ import pyarrow.dataset as ds
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from scipy.stats import wasserstein_distance
 
+from gristmill.pipelines.compare_show import as_json, render
 from gristmill.pipelines.open_run import RunError, open_run
 from gristmill.pipelines.report.compare import compare, flat, wasserstein, write_comparison
 
@@ -129,3 +133,42 @@ def test_distance_equals_scipy_on_points_spread_in_their_bins(a, b):
     values = np.concatenate(points)
     weights = [np.repeat(np.array(c, dtype=float), fine) for c in (a, b)]
     assert found == pytest.approx(wasserstein_distance(values, values, *weights), abs=2e-3)
+
+
+def shown(found, examples=3):
+    out = io.StringIO()
+    render(found, examples, Console(file=out, width=140, color_system=None))
+    return out.getvalue()
+
+
+def test_the_same_in_a_terminal(folders):
+    found = compare(*(open_run(f) for f in folders))
+    text = shown(found)
+    alone = found["documents"]["only_a"]["documents"]
+    assert "stages.fake_quality.min_words  20  60" in text
+    assert f"Kept by both: {found['documents']['both']}. By A alone: {alone} of" in text
+    assert f"fake_quality  too_few_words  {alone:>9}" in text
+    assert f"{found['scores'][0]['a']['mean']:.4f}" in text
+    assert "fake_quality.words" in text
+    assert json.loads(as_json(found)) == found
+
+
+def test_texts_of_examples_are_harmless_in_a_terminal(folders):
+    found = compare(*(open_run(f) for f in folders))
+    found["documents"]["only_a"]["examples"][0]["text"] = "\x1b[2J [bold]x[/bold]"
+    found["settings"][0]["b"] = "\x1b[31m"
+    text = shown(found)
+    assert "\x1b" not in text
+    assert "<U+001B>[2J [bold]x[/bold]" in text
+    assert "[bold]" not in shown(found, 0)
+
+
+def test_runs_with_nothing_to_compare_in_a_terminal(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    text = shown(compare(open_run(tmp_path / "a"), open_run(tmp_path / "b")))
+    assert "Both ran with the same settings." in text
+    assert "Neither run has ledgers." in text
+    found = compare(open_run(tmp_path / "a"), open_run(tmp_path / "b"))
+    found["documents"] = {"skipped": 4_000_000}
+    assert "4,000,000 documents are too many" in shown(found)

@@ -12,8 +12,9 @@ import pytest
 import zstandard
 
 from gristmill.pipelines import recipe as recipes
+from gristmill.pipelines.funnel import funnel
 from gristmill.pipelines.listing import InputError, list_shards
-from gristmill.pipelines.open_run import funnel, open_run
+from gristmill.pipelines.open_run import open_run
 from gristmill.pipelines.plan import make_plan
 from gristmill.pipelines.progress import Display
 from gristmill.pipelines.recipe import Recipe

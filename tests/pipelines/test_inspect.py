@@ -15,7 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from gristmill.pipelines.inspect import Filter, as_json_lines, inspect, own_measures, pick, render, spread, visible
+from gristmill.pipelines.inspect import (
+    Filter,
+    Range,
+    as_json_lines,
+    inspect,
+    own_measures,
+    pick,
+    render,
+    spread,
+    visible,
+)
 from gristmill.pipelines.open_run import RunError, open_run
 
 sys.path.append(str(Path(__file__).parent))
@@ -195,3 +205,34 @@ def test_spread(count, limit):
 def test_spread_by_hand():
     assert spread(10, 2) == [2, 7]
     assert spread(3, None) == [0, 1, 2]
+
+
+def test_ranges_of_measures(run, dropped):
+    found = inspect(run, ranges=[Range("fake_quality.words", 5, 12)], n=1000)
+    assert ids(found) == ids(
+        d for d in dropped if d["fake_quality.words"] is not None and 5 <= d["fake_quality.words"] <= 12
+    )
+    found = inspect(
+        run, kept=True, ranges=[Range.parse("fake_quality.words=500:"), Range("language_score", None, 0.6)], n=99
+    )
+    rows = run.kept().to_table(columns=["doc_id", "fake_quality.words", "language_score"]).to_pylist()
+    assert ids(found) == ids(d for d in rows if d["fake_quality.words"] >= 500 and d["language_score"] <= 0.6)
+    assert found
+
+
+def test_ranges_are_read_and_checked(run):
+    assert Range.parse("a.b=1:2.5") == Range("a.b", 1, 2.5)
+    assert Range.parse("a.b=:-3") == Range("a.b", None, -3)
+    for text in ("a.b", "a.b=3", "a.b=x:", "=1:2"):
+        with pytest.raises(RunError, match="is no range of a measure"):
+            Range.parse(text)
+    with pytest.raises(RunError, match=r"no measure 'fake_quality.wrods'. It has: fake_quality.words"):
+        inspect(run, ranges=[Range("fake_quality.wrods", 1)])
+
+
+def test_words_may_stand_in_the_address(run):
+    rows = run.kept().to_table(columns=["doc_id", "source", "url", "text"])
+    expected = ids(d for d in rows.to_pylist() if "korn.de" in (d["url"] or "") or "korn.de" in d["text"].lower())
+    found = Filter(text="KORN.de", address=True).matches(rows)
+    assert {rows["doc_id"][i].as_py() for i in found.nonzero()[0]} == expected != set()
+    assert not Filter(text="korn.de").matches(rows).any()

@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pytest
 
-from gristmill.pipelines.open_run import RunError, funnel, open_run
+from gristmill.pipelines.funnel import funnel
+from gristmill.pipelines.open_run import RunError, open_run
 from gristmill.stages.ledger import Amount, LedgerError, ShardLedger, StageLedger
 
 sys.path.append(str(Path(__file__).parent))
@@ -137,7 +138,7 @@ def test_what_is_no_run_folder_is_told(tmp_path):
 def test_damaged_files_are_named(tmp_path):
     write_ledger(tmp_path, "01-read", 0, "web", stage("read", 9, 9))
     path = tmp_path / "01-read/ledger/part-00000.json"
-    path.write_bytes(path.read_bytes().replace(b'"documents": 9', b'"documents": 8'))
+    path.write_bytes(path.read_bytes().replace(b'"documents":9', b'"documents":8'))
     with pytest.raises(LedgerError, match=r"01-read/ledger/part-00000.json: the ledger was changed"):
         funnel(open_run(tmp_path))
     (tmp_path / "inputs.json").write_text("[{")

@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.pipelines import recipe as recipes
-from gristmill.pipelines.open_run import funnel, open_run
+from gristmill.pipelines.funnel import funnel
+from gristmill.pipelines.open_run import open_run
 from gristmill.pipelines.progress import Display
 from gristmill.pipelines.run import Options, Outcome, RunError, run
 from gristmill.pipelines.status import status

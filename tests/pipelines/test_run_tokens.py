@@ -15,9 +15,10 @@ import pytest
 
 from gristmill.pipelines import recipe as recipes
 from gristmill.pipelines import shuffled_tokens
+from gristmill.pipelines.funnel import funnel
 from gristmill.pipelines.learn import remove_pieces
 from gristmill.pipelines.near_holdout import warning
-from gristmill.pipelines.open_run import funnel, open_run
+from gristmill.pipelines.open_run import open_run
 from gristmill.pipelines.progress import Display
 from gristmill.pipelines.report.figures import page_data
 from gristmill.pipelines.report.write import render
@@ -109,7 +110,7 @@ def test_near_copies_of_held_out_documents_are_named_and_dropped_on_request(fold
         ("b-0", "a-0-0", 0.9655),
     ]
     data = page_data(open_run(folder / "run"), recipes.STAGES)
-    assert any("2 of 18 training documents are nearly the same" in text for text in data["warnings"])
+    assert any("2 of 18 training documents nearly repeat a held-out document" in text for text in data["warnings"])
     assert "Near held-out documents" in render(data)
     before = documents(folder)
 

@@ -8,6 +8,7 @@ import random
 import re
 from pathlib import Path
 
+import fasttext
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -367,7 +368,8 @@ def test_auc_counts_pairs(positive, negative):
 def test_scores_agree_with_fasttext_one_by_one(trained):
     model = load_classifier(str(trained[0]), "__label__positive")
     texts = prepare(pa.array(prose()[500:520] + junk()[400:420]))
-    expected = [dict(zip(*model.predict(t, k=-1), strict=True))["__label__positive"] for t in texts.to_pylist()]
+    theirs = fasttext.load_model(str(trained[0] / "model.bin"))
+    expected = [dict(zip(*theirs.predict(t, k=-1), strict=True))["__label__positive"] for t in texts.to_pylist()]
     assert probabilities(model, texts) == pytest.approx(np.clip(expected, 0, 1), abs=1e-7)
 
 

@@ -75,6 +75,51 @@ def test_engines_and_options():
     assert "/a" in run(batch, engine="plain", links=True)[0][0]
 
 
+LOST = (  # the main content is the article alone; most of the text stands beside it
+    f"<html><body><article><p>{SENTENCE}</p></article><nav>{'<p>' + SENTENCE * 3 + '</p>'}"
+    f"{'<p>' + SENTENCE * 6 + '</p>'}</nav></body></html>"
+).encode()
+
+
+@pytest.mark.parametrize("timeout_s", [20, None])
+def test_a_page_whose_main_content_is_small_is_kept_whole(timeout_s):
+    options = {"timeout_s": timeout_s}
+    pages = batch_of([LOST, PAGE, DEEP, b""])
+    main, whole = run(pages, **options)[0], run(pages, engine="plain")[0]
+    share = Extract(**options, min_share=1e-9)(pages).kept.column("extract.main_share").to_pylist()
+    assert share == pytest.approx([len(main[0]) / len(whole[0]), len(main[1]) / len(whole[1])], abs=0.01)
+    assert share[0] == pytest.approx(0.1, abs=0.02)
+    assert share[1] > 0.8
+    texts, reasons, counters = run(pages, **options, min_share=0.5)
+    assert texts == [whole[0], main[1]]
+    assert set(reasons) == {"2", "3"}
+    assert counters["whole_page"] == 1
+    assert "whole_page" not in run(pages, **options, min_share=0.05)[2]
+    assert run(pages, **options, min_share=0.05)[0] == main
+
+
+def test_trafilatura_is_measured_against_the_whole_page_too():
+    texts, _, counters = run(batch_of([LOST]), engine="trafilatura", min_share=1)
+    assert texts == run(batch_of([LOST]), engine="plain")[0]
+    assert counters["whole_page"] == 1
+
+
+def test_the_share_is_a_measure_only_where_it_is_asked_for():
+    off, on = Extract(), Extract(min_share=0.2)
+    assert [measure.column for measure in off.measures] == ["extract.chars"]
+    assert [measure.column for measure in on.measures] == ["extract.chars", "extract.main_share"]
+    assert set(on.adds) - set(off.adds) == {"extract.main_share"}
+    assert "extract.main_share" not in off(batch_of([PAGE])).kept.schema.names
+    dropped = on(batch_of([b"", DEEP, PAGE])).dropped
+    assert dropped["extract.main_share"].null_count == 1  # the one that no engine saw
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, "much"])
+def test_a_share_that_is_none_is_refused(share):
+    with pytest.raises(ValueError, match="min_share"):
+        Extract(min_share=share)
+
+
 def test_trafilatura_does_not_remember_pages():
     assert run(batch_of([PAGE] * 6), engine="trafilatura")[0] == run(batch_of([PAGE]), engine="trafilatura")[0] * 6
 

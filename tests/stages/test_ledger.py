@@ -110,7 +110,7 @@ def test_a_sealed_ledger_opens_and_a_changed_one_does_not() -> None:
     data = shard.sealed()
     assert ShardLedger.opened(data, "x").key == "k"
     with pytest.raises(LedgerError, match="was changed after it was written"):
-        ShardLedger.opened(data.replace(b'"shard": 0', b'"shard": 1'), "x")
+        ShardLedger.opened(data.replace(b'"shard":0', b'"shard":1'), "x")
     with pytest.raises(LedgerError, match="not a ledger"):
         ShardLedger.opened(b"{", "x")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import resource
 import shutil
 
@@ -10,11 +11,14 @@ import numpy as np
 import orjson
 import pyarrow as pa
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from gristmill.mixtures.mixture import Mixture
 from gristmill.tokenize import shards
+from gristmill.tokenize.blocks import metadata_of
 from gristmill.tokenize.encode import Encoder
 from gristmill.tokenize.pieces import index_bytes
 from gristmill.tokenize.sample import is_held_out
@@ -159,29 +163,45 @@ def test_more_shards_than_open_files(tmp_path, make_batch):
 
 
 def test_shards_beyond_4_gib_and_2_to_the_31_tokens(tmp_path, tokenizer_json):
-    """A sparse file: one document of 2^31 + 7 ids, one of 11."""
-    import xxhash
-
-    lengths = [2**31 + 7, 11]
-    total, encoder = sum(lengths), Encoder(tokenizer_json)
-    with open(tmp_path / "part-00000.bin", "wb") as file:
-        for at, i in ((lengths[0] - 1, 1199), (lengths[0], 7), (total - 1, 1199)):
-            file.seek(2 * at)
-            file.write(i.to_bytes(2, "little"))
-    columns = [["a", "b"], ["docs"] * 2, [0, lengths[0]], lengths, [9, 9]]
+    """A sparse file: documents of 2^20 ids, 0 but for the last, and a short one beyond 2^31. Read, verified, mixed."""
+    encoder, path = Encoder(tokenizer_json), tmp_path / "part-00000.bin"
+    lengths = np.array([2**20] * 2048 + [11])
+    ends = np.cumsum(lengths)
+    total = int(ends[-1])
+    with open(path, "wb") as file:
+        for end in ends.tolist():
+            file.seek(2 * (end - 1))
+            file.write((1199).to_bytes(2, "little"))
+    ids = np.memmap(path, "<u2", "r")
+    utf8 = (lengths - 1) * int(token_byte_lengths(tokenizer_json)[0])
+    columns = [[f"d{i}" for i in range(2049)], ["docs"] * 2049, ends - lengths, lengths, utf8]
     arrays = [pa.array(column, field.type) for column, field in zip(columns, INDEX_SCHEMA, strict=True)]
-    index = index_bytes(pa.Table.from_arrays(arrays, schema=INDEX_SCHEMA))
+    index = index_bytes(pa.Table.from_arrays(arrays, schema=INDEX_SCHEMA), metadata_of(ids.data))
     (tmp_path / "part-00000.idx").write_bytes(index)
-    digest = xxhash.xxh3_128_hexdigest(index)
-    names = {"name": "part-00000", "source": "docs", "split": "train", "bin_xxh3": "0" * 32, "idx_xxh3": digest}
-    info = ShardInfo(**names, documents=2, tokens=total, bytes=18, idx_bytes=len(index))
+    hashes = {"bin_xxh3": xxhash.xxh3_128_hexdigest(ids.data), "idx_xxh3": xxhash.xxh3_128_hexdigest(index)}
+    info = ShardInfo(
+        name="part-00000", source="docs", split="train", documents=2049, tokens=total, bytes=int(utf8.sum()),
+        idx_bytes=len(index), **hashes,
+    )  # fmt: skip
     write_manifest(str(tmp_path), [info], encoder)
     docs = TokenSet.open(tmp_path).sources["docs"]
-    assert (docs.tokens, (tmp_path / "part-00000.bin").stat().st_size) == (2**31 + 18, 2**32 + 36)
-    assert docs.read(2**31 + 5, 4).tolist() == [0, 1199, 7, 0]
-    assert docs.bounds(2**31, 18).tolist() == [7]
-    assert docs.document_at(2**31 + 7) == ("b", "part-00000", 1)
-    assert [len(ids) for _, ids, _ in docs.documents()] == lengths
+    assert (docs.tokens, path.stat().st_size) == (2**31 + 11, 2**32 + 22)
+    assert docs.read(2**31 - 2, 4).tolist() == [0, 1199, 0, 0]
+    assert docs.bounds(2**31 - 7, 18).tolist() == [7]
+    assert docs.document_at(2**31) == ("d2048", "part-00000", 2048)
+    plan = Mixture(name="m", sources={"docs": 1}).plan(TokenSet.open(tmp_path), 2**20, 2**31)
+    at = next(i for i in range(2048) if plan.locate(i)[2] == 2047)
+    (batch,) = plan.loader(start_window=at).batch(at).tokens
+    assert batch.tolist() == docs.read(2**31 - 2**20, 2**20 + 1).tolist()
+    assert verify_tokens(tmp_path) == []
+    with open(path, "r+b") as file:
+        file.seek(2**32 + 5)
+        file.write(b"\1")
+    (wrong, decoded) = verify_tokens(tmp_path)
+    assert "in ids 2,147,483,648 to 2,147,483,658, of document 2048 ('d2048')" in wrong
+    assert "document 2048" in decoded
+    with pytest.raises(TokenError, match=r"part-00000\.bin: .* of document 2048 \('d2048'\)"):
+        TokenSet.open(tmp_path).sources["docs"].read(2**31 + 5, 1)
 
 
 def test_the_same_bytes_whatever_the_batches_and_the_encoder(tmp_path, tokenizer_json, real_texts, make_batch):
@@ -341,19 +361,22 @@ def test_the_loader_refuses_a_changed_index(token_folder):
 
 
 def test_the_loader_refuses_a_flipped_bit(token_folder, monkeypatch):
-    """An id that is as good as the right one, in the middle of a document; big sets are checked on request."""
+    """An id that is as good as the right one, in the middle of a document: file and document are named."""
     path = token_folder / "part-00001.bin"
     flip(path, 10)
-    words = r"part-00001\.bin: its checksum is not the one in shards\.json"
+    words = r"part-00001\.bin: its checksum is not the one in shards\.json: .* in ids 0 to [\d,]+, of document"
     docs = TokenSet.open(token_folder).sources["docs"]
     first = docs.shards[0].tokens
     assert len(docs.read(0, first)) == first  # the other file is sound
     with pytest.raises(TokenError, match=words):
         docs.read(first, 1)
-    monkeypatch.setattr(shards, "CHECKED_BYTES", 1_000)
-    assert len(TokenSet.open(token_folder).sources["docs"].read(first, 1)) == 1
+    assert any(re.search(words, problem) for problem in verify_tokens(token_folder))
+    monkeypatch.setattr(shards, "CHECKED_BYTES", 1_000)  # a set that is too large to be read by all who open it
+    with pytest.raises(TokenError, match=r"part-00001\.bin: the checksum of a block is not the one in its index"):
+        TokenSet.open(token_folder).sources["docs"].read(first, 1)
     with pytest.raises(TokenError, match=words):
         TokenSet.open(token_folder, check="bytes").sources["docs"].read(first, 1)
+    assert len(TokenSet.open(token_folder, check="sizes").sources["docs"].read(first, 1)) == 1
 
 
 @pytest.mark.parametrize("name", ["part-00000.bin", "part-00000.idx", "holdout-00001.bin"])
@@ -426,7 +449,6 @@ def test_a_changed_manifest_is_refused(token_folder):
 
 def rewrite(folder, name, change):
     """Writes a changed .bin under a manifest whose checksums fit, as a faulty writer would."""
-    import xxhash
 
     path = folder / f"{name}.bin"
     ids = np.frombuffer(path.read_bytes(), "<u2").copy()
@@ -471,7 +493,6 @@ def test_verify_says_what_is_wrong_with_ids_and_where(token_folder):
 
 
 def test_verify_says_what_is_wrong_with_an_index(token_folder):
-    import xxhash
 
     first = TokenSet.open(token_folder).sources["docs"].shards[0]
     path = token_folder / first.idx

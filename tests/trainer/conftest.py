@@ -2,95 +2,51 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 import xxhash
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from gristmill.tokenize.pieces import index_bytes
-from gristmill.tokenize.shards import INDEX_SCHEMA, ShardInfo, TokenManifest
+from gristmill.tokenize.shards import read_manifest
 from gristmill.trainer.config import Run, TrainConfig
 from gristmill.trainer.group import ALONE
 from gristmill.trainer.train import work
 
-VOCAB, EOS = 61, 60
-
-
-def chain(rng: np.random.Generator, table: np.ndarray, length: int) -> np.ndarray:
-    """A Markov chain over 60 ids: each is followed by one of three."""
-    ids = np.empty(length, np.uint16)
-    ids[0] = rng.integers(60)
-    choices = rng.integers(0, 3, length)
-    for i in range(1, length):
-        ids[i] = table[ids[i - 1], choices[i]]
-    return ids
-
-
-def write_tokens(folder: Path, sources: dict[str, tuple[int, bool]], seed: int = 0) -> Path:
-    """sources: name -> (documents, learnable). Text that is not learnable is uniform noise. A fifth is held out."""
-    folder.mkdir(parents=True)
-    (folder / "tokenizer.json").write_bytes(b"{}")
-    infos = []
-    for number, (source, (documents, learnable)) in enumerate(sources.items()):
-        rng = np.random.default_rng([seed, number])
-        table = np.random.default_rng(5).integers(0, 60, (60, 3)).astype(np.uint16)
-        texts = []
-        for _ in range(documents):
-            length = int(rng.integers(5, 60))
-            body = chain(rng, table, length) if learnable else rng.integers(0, 60, length).astype(np.uint16)
-            texts.append(np.append(body, np.uint16(EOS)))
-        for split, part in (("train", texts[documents // 5 :]), ("holdout", texts[: documents // 5])):
-            infos.append(
-                _shard(folder, f"{'part' if split == 'train' else 'holdout'}-{number:05d}", source, split, part)
-            )
-    manifest = TokenManifest(
-        dtype="uint16",
-        vocab_size=VOCAB,
-        eos_id=EOS,
-        tokenizer_xxh3=xxhash.xxh3_128_hexdigest(b"{}"),
-        holdout_share=0.2,
-        shards=infos,
-    )
-    (folder / "shards.json").write_bytes(manifest.sealed())
-    return folder
-
-
-def _shard(folder: Path, name: str, source: str, split: str, texts: list[np.ndarray]) -> ShardInfo:
-    lengths = np.array([len(t) for t in texts])
-    table = pa.Table.from_pydict(
-        {
-            "doc_id": [f"{source}-{split}-{i}" for i in range(len(texts))],
-            "source": [source] * len(texts),
-            "start": np.cumsum(lengths) - lengths,
-            "length": lengths,
-            "bytes": (lengths - 1) * 2,  # as if every token but the last stood for two bytes
-        },
-        schema=INDEX_SCHEMA,
-    )
-    data, index = np.concatenate(texts).astype("<u2").tobytes(), index_bytes(table)
-    (folder / f"{name}.bin").write_bytes(data)
-    (folder / f"{name}.idx").write_bytes(index)
-    return ShardInfo(
-        name=name,
-        source=source,
-        split=split,
-        documents=len(texts),
-        tokens=int(lengths.sum()),
-        bytes=int(((lengths - 1) * 2).sum()),
-        idx_bytes=len(index),
-        bin_xxh3=xxhash.xxh3_128_hexdigest(data),
-        idx_xxh3=xxhash.xxh3_128_hexdigest(index),
-    )
+sys.path.append(str(Path(__file__).parent))  # importlib mode puts no folder of tests on the path
+from token_texts import write_tokens
 
 
 @pytest.fixture(scope="session")
 def tokens_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two sources: `tidy` can be learned, `noise` cannot."""
     return write_tokens(tmp_path_factory.mktemp("trainer") / "tokens", {"tidy": (400, True), "noise": (150, False)})
+
+
+@pytest.fixture(scope="session")
+def letters() -> str:
+    """The 60 characters that the tokenizer of `spelled_tokens` knows, in the order of their ids."""
+    return "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUV .,?:\n'-0123"
+
+
+@pytest.fixture(scope="session")
+def spelled_tokens(tokens_folder: Path, letters: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The token shards with a tokenizer that can be read: an id for each letter, and <eos>."""
+    folder = tmp_path_factory.mktemp("spelled") / "tokens"
+    shutil.copytree(tokens_folder, folder)
+    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(["<eos>"])
+    data = tokenizer.to_str().encode()
+    (folder / "tokenizer.json").write_bytes(data)
+    manifest = read_manifest(folder).model_copy(update={"tokenizer_xxh3": xxhash.xxh3_128_hexdigest(data)})
+    (folder / "shards.json").write_bytes(manifest.sealed())
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import orjson
@@ -149,9 +150,97 @@ def _more(ablation):
         ("lr: 0.01", "seed: 3", r"train.seed is not used in an ablation: give `seeds`"),
         ("budget_tokens: 5_200\n", "", r"give one of steps and budget_tokens"),
         ("budget_tokens: 5_200", "budget_tokens: 5", r"less than one step"),
+        ("seeds: [1, 2]", "seeds: [1, 2]\ncontrol: tidy", r"give both, or neither"),
+        ("seeds: [1, 2]", "seeds: [1, 2]\ncontrol: tidy\ncontrol_seeds: [2, 3]", r"seed 2 is in `seeds` and in"),
     ],
 )
 def test_a_wrong_file_is_explained(ablation, old, new, message):
     ablation.write_text(FILE.replace(old, new))
     with pytest.raises(SettingsError, match=message):
+        Ablation.load(ablation)
+
+
+def test_repeats_of_a_control_are_trained_last_and_make_one_seed_enough(tmp_path, tokens_folder, ablation, runner):
+    started = runner()
+    ablation.write_text(FILE.replace("seeds: [1, 2]", "seeds: [1]\ncontrol: tidy\ncontrol_seeds: [7, 8, 9]"))
+    found = ablate(Ablation.load(ablation), str(tokens_folder), str(tmp_path / "out"))
+    assert started.started == ["tidy-seed1", "noise-seed1", "tidy-seed7", "tidy-seed8", "tidy-seed9"]
+    assert found.noise_degrees == 2
+    assert found.control_repeats == 3
+    ablation.write_text(FILE.replace("seeds: [1, 2]", "seeds: [1]\ncontrol: tidied\ncontrol_seeds: [7, 8]"))
+    with pytest.raises(TrainError, match="`control` names 'tidied'; the mixtures are tidy, noise"):
+        plan_runs(Ablation.load(ablation), str(tokens_folder), "out")
+
+
+def test_texts_given_are_scored_in_the_loop_and_need_no_second_training(
+    tmp_path, tokens_folder, spelled_tokens, ablation, runner
+):
+    first = runner()
+    ablation.write_text(FILE.replace("lr: 0.01", "lr: 0.01\n  eval_every: 10"))
+    out = tmp_path / "out"
+    ablate(Ablation.load(ablation), str(spelled_tokens), str(out))
+    weights = (out / "tidy-seed1/checkpoints/step-00000020/state.json").read_bytes()
+    assert len(first.started) == 4
+
+    (tmp_path / "eval").mkdir()
+    (tmp_path / "eval/lines.txt").write_text("the cat\na dog, and a horse\n")
+    sets = "evaluation_sets: {lines: eval/lines.txt}\nrank_by: [lines]\n"
+    ablation.write_text(sets + FILE.replace("lr: 0.01", "lr: 0.01\n  eval_every: 10"))
+    again = runner()
+    found = ablate(Ablation.load(ablation), str(spelled_tokens), str(out))
+    assert len(again.started) == 4
+    lines = [orjson.loads(line) for line in (out / "tidy-seed1/metrics.jsonl").read_bytes().splitlines()]
+    assert len(lines) == 20
+    assert (out / "tidy-seed1/checkpoints/step-00000020/state.json").read_bytes() == weights  # scored, not trained
+    assert found.rank_by == ["lines"]
+    row = next(row for row in found.measures if row.name == "lines")
+    assert row.kind == "text"
+    assert found.runs[0].evaluation_sets["lines"] == pytest.approx(
+        orjson.loads((out / "tidy-seed1/done.json").read_bytes())["evaluation_sets"]["lines"]
+    )
+
+    shutil.rmtree(out)
+    ablate(Ablation.load(ablation), str(spelled_tokens), str(out))
+    lines = [orjson.loads(line) for line in (out / "tidy-seed1/metrics.jsonl").read_bytes().splitlines()]
+    scored = [line for line in lines if "evaluation_sets" in line]
+    assert [line["step"] for line in scored] == [10]
+    curves = orjson.loads((out / "curves.json").read_bytes())
+    assert [(c["mixture"], c["seed"]) for c in curves] == [("tidy", 1), ("noise", 1), ("tidy", 2), ("noise", 2)]
+    points = curves[0]["points"]
+    assert [(p["step"], p["tokens"]) for p in points] == [(10, 2560), (20, 5120)]
+    assert points[0]["evaluation_sets"] == scored[0]["evaluation_sets"]
+    assert points[1]["bits_per_byte"] == found.runs[0].bits_per_byte
+
+    (tmp_path / "eval/lines.txt").write_text("other words\n")
+    assert runner().started == []
+    changed = ablate(Ablation.load(ablation), str(spelled_tokens), str(out))
+    assert changed.runs[0].evaluation_sets != found.runs[0].evaluation_sets  # what is in the file counts
+
+    (tmp_path / "eval/lines.txt").write_text("\n")
+    with pytest.raises(TrainError, match=r"The evaluation set 'lines' .* has no text"):
+        plan_runs(Ablation.load(ablation), str(spelled_tokens), str(out))
+    ablation.write_text(sets.replace("lines", "noise") + FILE)
+    (tmp_path / "eval/noise.txt").write_text("some\n")
+    with pytest.raises(TrainError, match="'noise' has the name of a source"):
+        plan_runs(Ablation.load(ablation), str(spelled_tokens), str(out))
+
+
+def test_repetition_is_that_of_the_run_that_is_decided_on(ablation, runner, tokens_folder):
+    folder = str(tokens_folder)
+    free = {job.name: job.key for job in plan_runs(Ablation.load(ablation), folder, "out")}
+    ablation.write_text(FILE + "target_tokens: 10_400\n")
+    matched = Ablation.load(ablation)
+    assert (matched.trained.target_tokens, matched.warnings) == (10_400, [])
+    assert all(job.key != free[job.name] for job in plan_runs(matched, folder, "out"))
+    ablation.write_text(FILE + "target_tokens: 10_400\nmatch_repetition: false\n")
+    whole = Ablation.load(ablation)
+    assert {job.name: job.key for job in plan_runs(whole, folder, "out")} == free
+    runner()
+    ranking = ablate(whole, folder, str(ablation.parent / "out"))
+    assert ranking.notes[0].startswith("Sources are whole in these runs of 5,120 tokens, so they repeat less")
+    ablation.write_text(FILE + "match_repetition: false\n")
+    with pytest.raises(SettingsError, match="says nothing without target_tokens"):
+        Ablation.load(ablation)
+    ablation.write_text(FILE + "target_tokens: 100\n")
+    with pytest.raises(SettingsError, match="target_tokens 100 is of a larger run than this one of 5,120"):
         Ablation.load(ablation)

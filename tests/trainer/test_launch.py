@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from gristmill.trainer import launch, metrics, train
-from gristmill.trainer.config import TrainError
+from gristmill.trainer.config import TrainError, pause
 from gristmill.trainer.group import ALONE
 from gristmill.trainer.score import Scores
 
@@ -32,7 +32,7 @@ def ranks_of(out: Path) -> list[psutil.Process]:
     return [
         child
         for child in psutil.Process().children(recursive=True)
-        if "gristmill.trainer.train" in (line := child.cmdline()) and "torch.distributed.run" not in line
+        if "gristmill.trainer.train" in (line := child.cmdline()) and "gristmill.trainer.agent" not in line
     ]
 
 
@@ -84,7 +84,7 @@ def test_a_killed_rank_comes_back_and_another_world_size_goes_on(tmp_path, make_
         ranks[1].kill()
 
     def stop():
-        (agent,) = [c for c in psutil.Process().children() if "torch.distributed.run" in c.cmdline()]
+        (agent,) = [c for c in psutil.Process().children() if "gristmill.trainer.agent" in c.cmdline()]
         agent.send_signal(signal.SIGTERM)  # it passes it on to the ranks
 
     second = Once(40, stop)
@@ -149,6 +149,34 @@ def test_a_run_that_always_dies_shows_the_end_of_its_log(tmp_path, make_run, mon
         start(run)
 
 
+def test_a_run_that_dies_goes_on_while_it_gets_further(tmp_path, make_run, monkeypatch):
+    """Ten lives with max_restarts=1: each ends with a new checkpoint, but for the last two."""
+    run = make_run(tmp_path / "run", max_restarts=1)
+    monkeypatch.setattr(launch, "pause", lambda tries: 0.0)
+    script = (
+        "cd checkpoints 2>/dev/null || mkdir checkpoints && cd checkpoints; n=$(ls | wc -l); "
+        "test $n -lt 8 && mkdir step-0000000$n && touch step-0000000$n/state.json; exit 3"
+    )
+    monkeypatch.setattr(launch, "command", lambda config, folder: ["bash", "-c", f"cd {run.out}; {script}"])
+    with pytest.raises(TrainError, match="exit code 3"):
+        start(run)
+    assert (tmp_path / "run/log.txt").read_text().count("starting again") == 9
+
+
+def test_what_is_stopped_before_it_begins_is_no_failure(tmp_path, make_run, monkeypatch):
+    run = make_run(tmp_path / "run")
+    for code in (143, 130):
+        monkeypatch.setattr(launch, "command", lambda config, folder, code=code: ["bash", "-c", f"exit {code}"])
+        assert start(run).status == "stopped"
+    monkeypatch.setattr(launch, "command", lambda config, folder: ["bash", "-c", "kill -TERM $$"])
+    assert start(run).status == "stopped"
+    assert "starting again" not in (tmp_path / "run/log.txt").read_text()
+
+
+def test_pauses_grow():
+    assert [pause(tries) for tries in range(9)] == [0, 0.5, 1, 2, 4, 8, 16, 30, 30]
+
+
 def test_an_interrupt_ends_the_process(tmp_path, make_run, monkeypatch):
     run = make_run(tmp_path / "run")
     monkeypatch.setattr(launch, "command", lambda config, folder: ["sleep", "100"])
@@ -171,4 +199,4 @@ def test_the_environment_of_the_ranks(make_run, tmp_path):
     assert environment["GLOO_SOCKET_IFNAME"] in ("lo", "lo0")
     assert environment["PATH"] == os.environ["PATH"]
     assert "--nproc-per-node=2" in launch.command(config, tmp_path)
-    assert "torch.distributed.run" not in launch.command(make_run(tmp_path / "run").config, tmp_path)
+    assert "gristmill.trainer.agent" not in launch.command(make_run(tmp_path / "run").config, tmp_path)

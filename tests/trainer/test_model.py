@@ -103,7 +103,7 @@ def plain_loss(hidden, weight, targets, z_loss):
 @pytest.mark.parametrize("z_loss", [0.0, 0.01])
 @pytest.mark.parametrize("rows", [5, 700])
 def test_fused_loss_equals_torch(rows, z_loss, monkeypatch):
-    monkeypatch.setattr("gristmill.trainer.loss.PROJECT_LOGITS", 40 * 37)
+    monkeypatch.setattr("gristmill.trainer.loss.PROJECT_ROWS", 40)
     monkeypatch.setattr("gristmill.trainer.loss.GRADIENT_LOGITS", 130 * 37)
     generator = torch.Generator().manual_seed(rows)
     hidden = torch.randn(rows, 16, generator=generator, dtype=torch.float64).requires_grad_()

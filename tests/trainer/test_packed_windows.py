@@ -108,3 +108,21 @@ def test_checkpoints_carry_the_books_and_a_fork_reuses_nothing(tmp_path, make_ru
         MixtureError, match=r"no consumption\.json to continue from\. Name the folder of a training run"
     ):
         Consumption.read(tmp_path / "none")
+
+
+def test_without_boundary_loss_no_document_is_begun(tmp_path, make_run):
+    plain, bare = (make_run(tmp_path / str(b), boundary_loss=b, mask_documents=True) for b in (True, False))
+    jobs = [train.prepare(run, ALONE) for run in (plain, bare)]
+    one, two = (next(job.feed.batches(0, 1, 0)) for job in jobs)
+    begins = one.ids[:, :-1] == jobs[0].tokens.eos_id  # an end of text is the input
+    assert 0 < begins.sum() < begins.size
+    assert np.array_equal(two.targets, np.where(begins, NO_TARGET, one.targets))
+    assert two.counted(ALONE).predicted == (~begins).sum()
+    losses = []
+    for job, windows in zip(jobs, (one, two), strict=True):
+        losses.append(train.step(job, windows, False).loss)
+        with torch.no_grad():
+            nll = job.model(*(torch.from_numpy(a) for a in (one.ids[:, :-1], one.targets, one.documents)), each=True)
+        kept = nll if windows is one else nll[torch.from_numpy(~begins)]
+        assert losses[-1] == pytest.approx(float(kept.double().mean()), rel=1e-5)
+    assert losses[0] != losses[1]

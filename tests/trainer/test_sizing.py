@@ -59,6 +59,43 @@ def test_memory_by_hand():
     assert on_gpu.gathered == (88 + 2 * 656) * 2 + 656 * 4
 
 
+def test_memory_by_mesh():
+    shape = ModelShape(width=8, layers=2, heads=2, hidden=16, vocab_size=10).resolved(10)
+    config = TrainConfig(model=shape, seq_len=4, batch_windows=8, ranks=4, steps=1, micro_windows=1, device="cuda")
+    matrices, rest = 2 * 640, 2 * 16 + 80 + 8  # of 1,400 parameters
+    found = {
+        name: memory(shape, config.model_copy(update=change))
+        for name, change in {
+            "fsdp": {},
+            "hsdp": {"parallel": "hsdp"},
+            "ddp": {"parallel": "ddp"},
+            "tensor": {"tensor": 2},
+            "tensor, full": {"tensor": 2, "recompute": "full"},
+        }.items()
+    }
+    assert [found[n].parameters for n in ("fsdp", "hsdp", "ddp")] == [1400, 2800, 5600]
+    assert found["tensor"].parameters == (matrices / 2 + rest) * 4 / 2
+    assert found["tensor"].optimizer == 2 * found["tensor"].gradients
+    assert found["fsdp"].activations == 4 * 4 * (2 * (10 * 8 + 4 * 16) + 3 * 8)
+    assert found["tensor"].activations == 4 * 4 * (2 * (6 * 8 + (4 * 8 + 4 * 16) / 2) + 3 * 8)
+    assert found["tensor, full"].activations == 4 * 4 * (2 * 8 + 6 * 8 + (4 * 8 + 4 * 16) / 2 + 3 * 8)
+    # A mask is a matrix on a CPU only.
+    masked = config.model_copy(update={"mask_documents": True})
+    assert memory(shape, masked).activations == found["fsdp"].activations
+    on_cpu = memory(shape, masked.model_copy(update={"device": "cpu"}))
+    assert on_cpu.activations == found["fsdp"].activations + 4 * 4
+
+
+def test_the_plan_names_the_mesh():
+    config = TrainConfig(model="14m", ranks=8, tensor=2, parallel="hsdp", batch_windows=8, steps=1, recompute="full")
+    plan = size(config, vocab_size=8192)
+    assert plan.mesh == "hsdp: 2 copies x 2 shards each x 2 tensor ranks; recompute full"
+    assert plan.mesh in plan.table()
+    assert (
+        size(TrainConfig(model="10m", ranks=2, steps=1), 8192).mesh == "fsdp: one copy x 2 shards each; recompute none"
+    )
+
+
 def test_hours_are_near_those_that_dclm_published():
     """DCLM's README: 1B-1x is 28.8 B tokens and 240 H100 hours."""
     config = TrainConfig(

@@ -132,9 +132,17 @@ def test_bootstrap_p():
     assert stats.bootstrap_p(np.concatenate([np.full(90, 1.0), np.full(9, -1.0)])) == pytest.approx(2 * 10 / 100)
 
 
-def test_power():
-    # Cohen's d of the difference 1.0: 10 pairs give a power of .803, 9 give .748 (G*Power).
-    assert stats.seeds_needed(noise=1 / math.sqrt(2), difference=1.0) == 10
-    assert stats.seeds_needed(0.001, 1.0) == 2
-    with pytest.raises(ValueError, match="above 0"):
-        stats.seeds_needed(0.0, 1.0)
+def test_noise_of_repeats_is_pooled_by_hand():
+    # Residuals +-0.1 in two rows: squares 0.04, 2 degrees. Repeats 1, 2, 3: squares 2, 2 degrees.
+    table = np.array([[0.1, 0.1], [0.9, 1.3], [3.0, 3.2]])
+    noise, degrees = stats.pooled_noise(table, [1.0, 2.0, 3.0])
+    assert degrees == 4
+    assert noise == pytest.approx(math.sqrt(2.04 / 4))
+    assert stats.pooled_noise(table, [1.0]) == stats.seed_noise(table)
+    alone = stats.pooled_noise(np.array([[1.0], [2.0]]), [1.0, 1.2])
+    assert alone == (pytest.approx(0.1 * math.sqrt(2)), 1)
+    one_seed = stats.seed_tests(np.array([[1.0], [2.0]]), [1.0, 1.02, 0.98, 1.01])[0]
+    assert one_seed.degrees == 3
+    assert one_seed.p < 0.001  # 1.0 in a noise of 0.017
+    assert stats.smallest_difference(0.1, 4, 2) == pytest.approx(2.7764451 * 0.1)
+    assert math.isnan(stats.smallest_difference(math.nan, 0, 1))

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from gristmill.tokenize.shards import TokenSet
-from gristmill.trainer import checkpoint, metrics, score, train
+from gristmill.trainer import checkpoint, metrics, saver, score, train
 from gristmill.trainer.config import ModelShape, Run, TrainConfig, TrainError, run_key
 from gristmill.trainer.group import ALONE
 from gristmill.trainer.score import Scores
@@ -172,25 +172,25 @@ def test_weights_that_are_no_number_are_never_saved(tmp_path, make_run, monkeypa
             job.model.norm.weight.data[0] = math.inf
 
     monkeypatch.setattr(train, "update", ruined)
-    with pytest.raises(TrainError, match=r"after step 10 a parameter is not finite, so nothing was saved"):
+    with pytest.raises(TrainError, match=r"after step 10 a parameter or a moment is not finite, so nothing was saved"):
         train.work(make_run(tmp_path / "run"), ALONE)
     assert [c.name for c in checkpoint.complete(tmp_path / "run/checkpoints")] == ["step-00000005"]
 
 
 def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path, make_run, undisturbed, monkeypatch, capsys):
     run = make_run(tmp_path / "run")
-    real = checkpoint.save
+    real = saver.write
 
-    def full(root, model, optimizer, progress, *rest):
+    def full(root, tensors, state, *rest):
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-        if progress.step in (10, 15):
+        if state.progress.step in (10, 15):
             resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limit[1]))  # a write beyond fails like a full disk's
         try:
-            return real(root, model, optimizer, progress, *rest)
+            return real(root, tensors, state, *rest)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limit)
 
-    monkeypatch.setattr(checkpoint, "save", full)
+    monkeypatch.setattr(saver, "write", full)
     train.work(run, ALONE)
     said = capsys.readouterr().err
     assert "step-00000010: the checkpoint could not be written" in said
@@ -237,11 +237,6 @@ def test_the_mask_follows_stored_boundaries(tmp_path, make_run):
     assert (rises == ends[:, 1:]).all()
 
 
-def test_tensorboard_gets_the_curve(tmp_path, make_run):
-    train.work(make_run(tmp_path / "run", tensorboard=True, steps=3), ALONE)
-    assert next(p.name for p in (tmp_path / "run/tensorboard").iterdir()).startswith("events.out")
-
-
 def test_a_run_with_the_wrong_number_of_ranks_says_so(tmp_path, make_run, monkeypatch, capsys):
     run = make_run(tmp_path / "run", ranks=2)
     run.save(tmp_path / "run/run.json")
@@ -264,7 +259,7 @@ def test_two_groups_cannot_share_a_folder(tmp_path, make_run, monkeypatch):
 
 def test_the_key_knows_what_matters():
     config = TrainConfig(steps=10)
-    same = config.model_copy(update={"checkpoint_every": 3, "tensorboard": True, "max_restarts": 0})
+    same = config.model_copy(update={"checkpoint_every": 3, "trackers": (), "max_restarts": 0})
     assert run_key(config, "a") == run_key(same, "a")
     others = [config.model_copy(update=u) for u in ({"seed": 2}, {"lr": 1e-3}, {"ranks": 2}, {"eval_bytes": 1})]
     assert len({run_key(c, "a") for c in [config, *others]} | {run_key(config, "b")}) == 6
@@ -275,7 +270,8 @@ def test_scores_equal_an_independent_computation(undisturbed, make_run):
     run = make_run(undisturbed, seq_len=32)
     job = train.prepare(run, ALONE)
     model, tokens = job.model, TokenSet.open(run.tokens)
-    got = score.score(model, tokens, run.config.model_copy(update={"eval_bytes": 0}), ALONE, 20)
+    on = score.yardstick(tokens, run.config.model_copy(update={"eval_bytes": 0}))
+    got = score.score(model, on, ALONE, 20)
     for source, held in tokens.holdout.items():
         expected = {}
         for doc_id, ids, _ in held.documents():
@@ -354,7 +350,7 @@ def test_without_held_out_documents_nothing_can_be_scored(tmp_path, make_run):
 
 def test_metrics_forget_what_will_be_done_again(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    log = metrics.MetricsLog(path, 0)
+    log = metrics.LinesFile(path, 0)
     follower = metrics.Follower(path)
     for step in (1, 2, 3):
         log.add({"step": step})
@@ -364,7 +360,7 @@ def test_metrics_forget_what_will_be_done_again(tmp_path):
         file.write(b'{"step": 4')  # cut off
     assert follower.new() == []
     assert [line["step"] for line in metrics.read(path)] == [1, 2, 3]
-    log = metrics.MetricsLog(path, 2)
+    log = metrics.LinesFile(path, 2)
     log.add({"step": 3, "again": True})
     log.close()
     assert metrics.read(path) == [{"step": 1}, {"step": 2}, {"step": 3, "again": True}]
