@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
+import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -274,12 +275,14 @@ def _place(asked: Mapping[str, str]) -> browse.Place | None:
 
 
 def serve(run: Run, port: int, say: Callable[[str], None]) -> None:
-    """Serves until Ctrl-C; `say` is told the address."""
+    """Serves until Ctrl-C or SIGTERM; `say` is told the address. To be called on the main thread."""
     from gristmill.pipelines.recipe import STAGES
 
     begun = time.perf_counter()
     server = Server(run, STAGES, port)
     server.source.page({})
     say(f"The report was drawn in {time.perf_counter() - begun:.1f} s. Open it, on this machine (Ctrl-C ends):")
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell starts what runs in its background with Ctrl-C ignored
+        signal.signal(number, signal.default_int_handler)
     with suppress(KeyboardInterrupt):  # the way to end it
         server.run(lambda: say(server.url))

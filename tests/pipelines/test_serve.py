@@ -324,14 +324,24 @@ def test_original_pages_of_a_real_run(finished_run):
             assert any(word in html for word in document["text"].split()[:20])
 
 
-def test_the_command_prints_the_address_and_ends_when_asked(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_prints_the_address_and_ends_when_asked(tmp_path, number):
+    """Started with Ctrl-C ignored, as a shell starts what runs in its background."""
     folder = build(tmp_path / "run")
     command = [sys.executable, "-u", "-m", "gristmill.pipelines.cli", "serve", str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        address = next(line.strip() for line in process.stdout if line.startswith("http://127.0.0.1:"))
-        assert httpx.get(address, timeout=30).status_code == 302
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=30)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with process:
+        try:
+            address = next(line.strip() for line in process.stdout if line.startswith("http://127.0.0.1:"))
+            assert httpx.get(address, timeout=30).status_code == 302
+            process.send_signal(number)
+            _, said = process.communicate(timeout=30)
+        finally:
+            process.kill()
     assert process.returncode == 0
     assert said == ""
 
