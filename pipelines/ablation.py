@@ -56,7 +56,7 @@ def train_and_rank(
                 display.say(f"  {event['run']} failed: {event['error']}")
             display.event("ablation", **{k: v for k, v in event.items() if k != "event"}, state=kind)
 
-        ranking = ablate(ablation, what, out, on_event, carry or one_after_the_other)
+        ranking = ablate(ablation, what, out, on_event, carry or one_after_the_other, planned)
     if not trained:
         display.say(f"Nothing to train: all {len(planned)} runs are there and up to date.")
     return trained, ranking

@@ -19,7 +19,8 @@ from typing import Any
 from gristmill.pipelines.cluster_file import ClusterSettings
 from gristmill.pipelines.connect import Troubles, connected, offering
 from gristmill.pipelines.worker_check import EngineError, compare_workers
-from gristmill.trainer.ablate import Carry, OnEvent, Planned, carry_out, failed_row
+from gristmill.trainer.ablate import Carry
+from gristmill.trainer.ablation_run import OnEvent, Planned, carry_out, failed_row
 from gristmill.trainer.config import TrainError
 from gristmill.trainer.ranking import RunRow
 

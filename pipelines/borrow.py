@@ -88,7 +88,8 @@ def _tokens(plan: Plan, out: str, lender: Plan, folder: str) -> int:
     name = "tokenizer_card.json"
     if card_key(join(other, name)) != key or card_key(join(mine, name)) == key:
         return 0
-    return _link(other, mine, ["tokenizer.json", name])
+    _link(other, mine, ["tokenizer.json", name])
+    return 1
 
 
 def _card(*names: str) -> str | None:
@@ -123,8 +124,8 @@ def _files(folder: str) -> Iterator[str]:
             yield name
 
 
-def _link(source: str, target: str, names: Sequence[str]) -> int:
-    """Links, or copies, files from one folder to another, replacing what is there -> 1."""
+def _link(source: str, target: str, names: Sequence[str]) -> None:
+    """Links, or copies, files from one folder to another, replacing what is there."""
     fs, _ = filesystem(source)
     to, _ = filesystem(target)
     local = isinstance(fs, LocalFileSystem) and isinstance(to, LocalFileSystem)
@@ -135,7 +136,6 @@ def _link(source: str, target: str, names: Sequence[str]) -> int:
             _hard_link(here, there)
         else:
             to.cp_file(here, there)
-    return 1
 
 
 def _hard_link(source: str, target: str) -> None:

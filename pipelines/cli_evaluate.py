@@ -11,6 +11,22 @@ import typer
 if TYPE_CHECKING:
     from gristmill.trainer.ablate import Carry
 
+SchedulerOption = Annotated[
+    str | None, typer.Option("--scheduler", help="Train in parallel: address of a running Dask scheduler.")
+]
+ClusterOption = Annotated[
+    str | None, typer.Option("--cluster", metavar="FILE", help="Train in parallel: where workers come from.")
+]
+ResourcesOption = Annotated[
+    str | None, typer.Option("--resources", help="What each run takes of its worker, such as GPU=8.")
+]
+TasksOption = Annotated[
+    str | None, typer.Option("--tasks", help="Tasks of lm-evaluation-harness or presets, with commas between.")
+]
+TextOption = Annotated[
+    list[str] | None,
+    typer.Option("--text", metavar="NAME=FILE", help="A text: JSONL, Parquet or plain; may be given again."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="For programs: JSON on standard output.")]
 
 
@@ -34,15 +50,9 @@ def ablate(
         str | None, typer.Option("--tokens", help="Folder of token shards: `tokens` in a run.", metavar="DIR")
     ] = None,
     out: Annotated[str | None, typer.Option("--out", help="Default: `ablation` beside the tokens.")] = None,
-    scheduler: Annotated[
-        str | None, typer.Option("--scheduler", help="Train in parallel: address of a running Dask scheduler.")
-    ] = None,
-    cluster: Annotated[
-        str | None, typer.Option("--cluster", metavar="FILE", help="Train in parallel: where workers come from.")
-    ] = None,
-    resources: Annotated[
-        str | None, typer.Option("--resources", help="What each run takes of its worker, such as GPU=8.")
-    ] = None,
+    scheduler: SchedulerOption = None,
+    cluster: ClusterOption = None,
+    resources: ResourcesOption = None,
     workers: Annotated[
         int | None, typer.Option("--workers", min=1, help="Processes that run the variants of a recipe.")
     ] = None,
@@ -154,22 +164,11 @@ def microanneal(
     branch_tokens: Annotated[int, typer.Option("--branch-tokens", min=1, help="Tokens that each branch trains on.")],
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder for runs and ranking.")],
     share: Annotated[float, typer.Option("--share", help="Of the candidate in its mixture.")] = 0.3,
-    tasks: Annotated[
-        str | None, typer.Option("--tasks", help="Tasks of lm-evaluation-harness or presets, with commas between.")
-    ] = None,
-    text: Annotated[
-        list[str] | None,
-        typer.Option("--text", metavar="NAME=FILE", help="A text to be scored on; may be given again."),
-    ] = None,
-    scheduler: Annotated[
-        str | None, typer.Option("--scheduler", help="Train in parallel: address of a running Dask scheduler.")
-    ] = None,
-    cluster: Annotated[
-        str | None, typer.Option("--cluster", metavar="FILE", help="Train in parallel: where workers come from.")
-    ] = None,
-    resources: Annotated[
-        str | None, typer.Option("--resources", help="What each run takes of its worker, such as GPU=8.")
-    ] = None,
+    tasks: TasksOption = None,
+    text: TextOption = None,
+    scheduler: SchedulerOption = None,
+    cluster: ClusterOption = None,
+    resources: ResourcesOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Try a source cheaply: anneal trunks with some of it and without, and rank the two."""
@@ -178,7 +177,7 @@ def microanneal(
     from gristmill.stages.evaluation_sets import EvaluationSet
     from gristmill.trainer.tasks import TaskSettings
 
-    names = tuple(name.strip() for name in (tasks or "").split(",") if name.strip())
+    names = _names(tasks)
     with Display(as_json=as_json) as display:
         ranking = module.microanneal(
             trunk,
@@ -200,17 +199,12 @@ def evaluate(
     run: Annotated[
         str | None, typer.Argument(metavar="RUN", help="A training run (its newest checkpoint), or a checkpoint.")
     ] = None,
-    tasks: Annotated[
-        str | None, typer.Option("--tasks", help="Tasks of lm-evaluation-harness or presets, with commas between.")
-    ] = None,
+    tasks: TasksOption = None,
     include_path: Annotated[
         list[str] | None,
         typer.Option("--include-path", metavar="DIR", help="Folder with task files of your own; may be given again."),
     ] = None,
-    text: Annotated[
-        list[str] | None,
-        typer.Option("--text", metavar="NAME=FILE", help="A text: JSONL, Parquet or plain; may be given again."),
-    ] = None,
+    text: TextOption = None,
     limit: Annotated[int, typer.Option("--limit", min=0, help="Items of each task. 0: all.")] = 0,
     fewshot: Annotated[
         int | None, typer.Option("--fewshot", min=0, help="Examples before each item. Default: as the task says.")
@@ -240,8 +234,7 @@ def evaluate(
         raise SettingsError("Name a training run or one of its checkpoints.")
     wanted = None
     if tasks is not None:
-        names = tuple(name.strip() for name in tasks.split(",") if name.strip())
-        wanted = TaskSettings(names=names, include_path=tuple(include_path or ()), limit=limit, fewshot=fewshot)
+        wanted = TaskSettings(names=_names(tasks), include_path=tuple(include_path or ()), limit=limit, fewshot=fewshot)
     from gristmill.pipelines import evaluation
 
     folder, rows = evaluation.evaluate(run, wanted, _named(text or []), out, device)
@@ -252,6 +245,10 @@ def evaluate(
     blank: dict[str, Any] = dict.fromkeys(columns, "")
     shown.print(plain_table("Scores", columns, [blank | row for row in rows]))
     shown.print(f"Items: {folder}", highlight=False)
+
+
+def _names(tasks: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in (tasks or "").split(",") if name.strip())
 
 
 def _named(texts: list[str]) -> dict[str, str]:

@@ -23,7 +23,7 @@ from rich.text import Text
 from gristmill.pipelines import recipe as recipes
 from gristmill.pipelines.inspect import Filter, check_names, pick, spread, visible
 from gristmill.pipelines.open_run import Run, RunError
-from gristmill.pipelines.recipe import Recipe, Segment, StageUse, model_of
+from gristmill.pipelines.recipe import Recipe, Segment, StageUse, stage_in
 from gristmill.pipelines.upstream import upstream_of
 from gristmill.pipelines.work import decided
 from gristmill.stages.documents import Batch
@@ -95,7 +95,7 @@ def _of_shard(
     upstream = upstream_of(recipe, run.path, segment.folder)
     uses = [u for u in segment.uses if u.applies(shard.source)]
     uses = uses[: next(i for i, u in enumerate(uses) if u is use) + 1]
-    stages = [local_model(_resolved(run, recipe, u)) for u in uses]
+    stages = [local_model(stage_in(recipe, u, run.path)) for u in uses]
     try:
         for batch in upstream.batches(shard):
             before = batch.filter(pc.is_in(batch["doc_id"], value_set=wanted))
@@ -105,12 +105,6 @@ def _of_shard(
                 yield from _changed(before, _result(run, segment, use, stages[-1], shard, before))
     except ShardError as error:
         raise RunError(f"What stage {use.heading} was given is no longer there: {error}") from error
-
-
-def _resolved(run: Run, recipe: Recipe, use: StageUse) -> Any:
-    """The stage, its model as a path in this folder."""
-    name = model_of(recipe, use)
-    return use.stage if name is None else use.stage.model_copy(update={"model": join(run.path, "models", name)})
 
 
 def _result(run: Run, segment: Segment, use: StageUse, stage: Any, shard: Shard, batch: Batch) -> tuple[Batch, Batch]:

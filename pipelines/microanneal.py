@@ -16,14 +16,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-
 from gristmill.mixtures.mixture import Mixture
 from gristmill.pipelines.ablation import train_and_rank
 from gristmill.pipelines.progress import Display
 from gristmill.stages.evaluation_sets import EvaluationSet
-from gristmill.stages.settings_file import SettingsError, nearest
-from gristmill.stages.shards import publish
+from gristmill.stages.settings_file import SettingsError, nearest, yaml_bytes
+from gristmill.stages.shards import publish_bytes
 from gristmill.tokenize.shards import TokenSet
 from gristmill.trainer.ablate import Ablation, Candidate, Carry, Trials
 from gristmill.trainer.config import TrainConfig, TrainError
@@ -51,7 +49,7 @@ def with_candidate(control: Mixture, source: str, share: float) -> dict[str, Any
             "compared with and without."
         )
     total = sum(weight or 0.0 for weight in wishes.values())
-    values = control.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+    values = _values(control)
     for name, weight in wishes.items():
         values["sources"][name] = {**values["sources"][name], "weight": (1 - share) * (weight or 0.0) / total}
     values["sources"][source] = {"weight": share}
@@ -123,6 +121,5 @@ def _values(mixture: Mixture) -> dict[str, Any]:
 
 def _write(out: str, name: str, values: dict[str, Any]) -> str:
     path = str(Path(out) / f"{name}.yaml")
-    with publish(path) as file:
-        YAML(typ="safe").dump(values, file)
+    publish_bytes(path, yaml_bytes(values))
     return path

@@ -57,6 +57,7 @@ from gristmill.stages.readers import FORMATS, MAPPED
 from gristmill.stages.readers_common import READ_FIELDS
 from gristmill.stages.refinedweb_lines import RefinedWebLines
 from gristmill.stages.settings_file import SettingsError, SettingsFile, build, nearest, read
+from gristmill.stages.shards import join
 from gristmill.stages.substrings import Substrings
 from gristmill.stages.url import Url
 from gristmill.tokenize.encode import Backend
@@ -326,6 +327,12 @@ def _model(name: str, entry: Any, file: SettingsFile) -> ModelUse:
 def is_global(stage: AnyStage) -> bool:
     """True for a stage that compares documents with each other; some stages do with some settings only."""
     return bool(getattr(stage, "is_global", hasattr(stage, "cluster")))
+
+
+def stage_in(recipe: Recipe, use: StageUse, out: str) -> AnyStage:
+    """The stage, its model as a path in a run folder."""
+    name = model_of(recipe, use)
+    return use.stage if name is None else use.stage.model_copy(update={"model": join(out, "models", name)})
 
 
 def model_of(recipe: Recipe, use: StageUse) -> str | None:

@@ -15,7 +15,7 @@ from gristmill.pipelines.done import (
 )
 from gristmill.pipelines.learn import TrainOrder, run_train
 from gristmill.pipelines.plan import SegmentPlan
-from gristmill.pipelines.recipe import StageUse, kept_schema, model_of
+from gristmill.pipelines.recipe import StageUse, kept_schema
 from gristmill.pipelines.runner import ALONE, Runner, documents_of, ledger_figures
 from gristmill.pipelines.upstream import Upstream, parts_of, upstream_of
 from gristmill.stages.shards import (
@@ -74,7 +74,7 @@ def _gate(runner: Runner, index: int, upstream: Upstream) -> None:
         for shard in signed
         if card_key(parts_of(runner.out, folder, "sign", shard, "json")) != segment.sign[shard.index]
     ]
-    resolved = _resolved(runner, gate)
+    resolved = runner.stage(gate)
     orders = [
         work.SignOrder(
             runner.out, folder, upstream, shard, key, resolved, gate.heading, runner.poison(folder, shard, key)
@@ -102,7 +102,7 @@ def _cluster_order(
     group: int | None = None,
 ) -> work.ClusterOrder:
     assert segment.segment.gate is not None
-    stage, keys = _resolved(runner, segment.segment.gate), tuple(segment.sign[shard.index] for shard in shards)
+    stage, keys = runner.stage(segment.segment.gate), tuple(segment.sign[shard.index] for shard in shards)
     return work.ClusterOrder(runner.out, segment.segment.folder, tuple(shards), keys, key, stage, upstream, group)
 
 
@@ -150,16 +150,8 @@ def _shards(runner: Runner, segment: SegmentPlan, upstream: Upstream) -> None:
     runner.work(folder, work.run_shard, orders, labels, ledger_figures, ALONE, _names(*segment.segment.uses))
 
 
-def _resolved(runner: Runner, use: StageUse) -> Any:
-    """The stage, its model as a path."""
-    name = model_of(runner.plan.recipe, use)
-    if name is None:
-        return use.stage
-    return use.stage.model_copy(update={"model": join(runner.out, "models", name)})
-
-
 def _step(runner: Runner, use: StageUse, segment: SegmentPlan) -> work.StageStep:
-    return work.StageStep(use.heading, _resolved(runner, use), is_gate=use is segment.segment.gate)
+    return work.StageStep(use.heading, runner.stage(use), is_gate=use is segment.segment.gate)
 
 
 def _names(*uses: StageUse) -> list[str]:

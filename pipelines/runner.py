@@ -23,6 +23,7 @@ from gristmill.pipelines.lock import RunLock
 from gristmill.pipelines.missing import MEND, Missing
 from gristmill.pipelines.plan import Plan, plan_of
 from gristmill.pipelines.progress import Display
+from gristmill.pipelines.recipe import AnyStage, StageUse, stage_in
 from gristmill.stages.shards import (
     Shard,
     join,
@@ -137,6 +138,10 @@ class Runner:
             order = orders[failure.position]
             self.missing.add(order.shard, _folder(order), order.key, failure)
             self._found = True  # some may have been found before it was given up
+
+    def stage(self, use: StageUse) -> AnyStage:
+        """The stage, its model as a path in the run."""
+        return stage_in(self.plan.recipe, use, self.out)
 
     def plan_again(self) -> None:
         """Poison that was found just now is part of the keys of what comes after."""

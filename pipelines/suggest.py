@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ruamel.yaml import YAML
 
 from gristmill.mixtures.mixture import Mixture
 from gristmill.mixtures.plan import MixtureError
 from gristmill.mixtures.suggest import Proposal, suggest
 from gristmill.mixtures.swarm import NARROW, WIDE, caps, swarm
-from gristmill.stages.settings_file import load, read
+from gristmill.stages.settings_file import load, read, yaml_bytes
 from gristmill.stages.shards import publish_bytes
 from gristmill.tokenize.shards import TokenSet
 from gristmill.trainer.ablate import RANKING_FILE
@@ -55,7 +53,7 @@ def write_swarm(
         publish_bytes(str(Path(out) / path), _mixture_file(path.removesuffix(".yaml"), names, row))
     settings = {k: v for k, v in read(train).values.items() if k not in ("seed", "base")}
     ablation = {"name": prefix, "mixtures": files, "seeds": [seed], "train": settings}
-    publish_bytes(str(Path(out) / "ablation.yaml"), _yaml(ablation))
+    publish_bytes(str(Path(out) / "ablation.yaml"), yaml_bytes(ablation))
     return str(Path(out) / "ablation.yaml")
 
 
@@ -130,11 +128,4 @@ def _mixture_file(
     values |= {"description": said} if said else {}
     values |= {"sources": shares}
     values |= {"max_epochs": max_epochs} if max_epochs is not None else {}
-    return _yaml(values)
-
-
-def _yaml(values: dict[str, Any]) -> bytes:
-    yaml, text = YAML(typ="safe", pure=True), io.BytesIO()
-    yaml.default_flow_style, yaml.sort_base_mapping_type_on_output, yaml.width = False, False, 110  # type: ignore[assignment]
-    yaml.dump(values, text)
-    return text.getvalue()
+    return yaml_bytes(values)

@@ -147,10 +147,9 @@ def vary(path: str | Path, out: str, options: Options, display: Display, carry: 
     train = ablation.train.model_copy(update={"evaluation_sets": sets})
     ablation = ablation.model_copy(update={"train": train})
     candidates = tuple(Candidate(m.variant.name, settings.mixture, f"{m.folder}/tokens") for m in made)
-    seeds = (*ablation.seeds, *ablation.control_seeds)
-    configs = {seed: ablation.trained.model_copy(update={"seed": seed}) for seed in seeds}
     lines = tuple(m.line(made[0]) for m in made)
-    _, ranking = train_and_rank(ablation, Trials(candidates, configs, by_texts=True, notes=lines), out, display, carry)
+    trials = Trials(candidates, ablation.configs, by_texts=True, notes=lines)
+    _, ranking = train_and_rank(ablation, trials, out, display, carry)
     return ranking
 
 

@@ -14,6 +14,7 @@ stands. Relative paths among the values of a base count as if they stood in the 
 from __future__ import annotations
 
 import difflib
+import io
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -91,6 +92,14 @@ def load(model: type[Model], path: str | Path) -> Model:
     """A whole file as one model. Raises SettingsError."""
     file = read(path)
     return build(model, file.values, file)
+
+
+def yaml_bytes(values: dict[str, Any]) -> bytes:
+    """A settings file for people: keys in their order, a line each."""
+    yaml, text = YAML(typ="safe", pure=True), io.BytesIO()
+    yaml.default_flow_style, yaml.sort_base_mapping_type_on_output, yaml.width = False, False, 110  # type: ignore[assignment]
+    yaml.dump(values, text)
+    return text.getvalue()
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -23,7 +23,6 @@ an error when none is left to rank.
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,17 +37,16 @@ from gristmill.stages.settings_file import load as load_settings
 from gristmill.stages.shards import publish_bytes
 from gristmill.tokenize.shards import TokenSet
 from gristmill.trainer import metrics
-from gristmill.trainer.checkpoint import STATE_FILE, CheckpointState, complete
+from gristmill.trainer.ablation_run import TASKS_FOLDER, OnEvent, Planned, carry_out, found_row
 from gristmill.trainer.comparison import Tasks
-from gristmill.trainer.config import BYSTANDERS, RUN_FILE, SCORING, Run, TrainConfig, TrainError
+from gristmill.trainer.config import Run, TrainConfig, TrainError
 from gristmill.trainer.feed import open_feed
-from gristmill.trainer.launch import Outcome, finished, run
+from gristmill.trainer.launch import finished
 from gristmill.trainer.ranking import Ranking, RunRow, rank
 from gristmill.trainer.score import Scores, yardstick
 from gristmill.trainer.tasks import ITEMS_FILE, TaskSettings, read_items, short_form
 
-RANKING_FILE, CURVES_FILE, TASKS_FOLDER = "ranking.json", "curves.json", "tasks"
-OnEvent = Callable[[dict[str, Any]], None]
+RANKING_FILE, CURVES_FILE = "ranking.json", "curves.json"
 
 
 class Ablation(Settings):
@@ -101,6 +99,11 @@ class Ablation(Settings):
     def trained(self) -> TrainConfig:
         """The settings of every run but for the seed."""
         return self.train if self.match_repetition else self.train.model_copy(update={"target_tokens": None})
+
+    @property
+    def configs(self) -> dict[int, TrainConfig]:
+        """The settings of every run by its seed, the repeats of a control last."""
+        return {seed: self.trained.model_copy(update={"seed": seed}) for seed in (*self.seeds, *self.control_seeds)}
 
     @property
     def warnings(self) -> list[str]:
@@ -173,26 +176,7 @@ def trials_of(ablation: Ablation, tokens_folder: str) -> Trials:
                 f"{path} and {found[name].mixture} are both called {name}: an ablation tells mixtures by name."
             )
         found[name] = Candidate(name, path, tokens_folder)
-    seeds = (*ablation.seeds, *ablation.control_seeds)
-    configs = {seed: ablation.trained.model_copy(update={"seed": seed}) for seed in seeds}
-    return Trials(tuple(found.values()), configs)
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A run to do."""
-
-    name: str  # of its folder
-    mixture: str
-    path: str
-    seed: int
-    config: TrainConfig
-    key: str
-    course: str
-    tokens: str  # folder
-    out: str  # folder of the run
-    tasks: TaskSettings | None
-    retries: int
+    return Trials(tuple(found.values()), ablation.configs)
 
 
 def plan_runs(ablation: Ablation, what: str | Trials, out: str) -> list[Planned]:
@@ -257,8 +241,10 @@ def ablate(
     out: str,
     on_progress: OnEvent | None = None,
     carry: Carry = one_after_the_other,
+    planned: Sequence[Planned] | None = None,
 ) -> Ranking:
     """Trains what is missing, ranks, and writes `out`/ranking.json and curves.json. what: as `plan_runs` takes it.
+    planned: what that gave, where the caller has it already.
 
     on_progress gets {"event": "found" | "start" | "step" | "done" | "failed", "run", "index", "of"}; a step adds what
     metrics.jsonl has, and "steps"; done adds "bits_per_byte"; failed adds "error". Raises TrainError when no run
@@ -266,7 +252,7 @@ def ablate(
     """
     tell = on_progress or (lambda event: None)
     trials = trials_of(ablation, what) if isinstance(what, str) else what
-    planned = plan_runs(ablation, trials, out)
+    planned = plan_runs(ablation, trials, out) if planned is None else planned
     places = {job.name: {"run": job.name, "index": index, "of": len(planned)} for index, job in enumerate(planned)}
 
     def placed(event: dict[str, Any]) -> None:
@@ -318,77 +304,6 @@ def ranked(ablation: Ablation, trials: Trials, planned: Sequence[Planned], rows:
     )
 
 
-def found_row(job: Planned) -> RunRow | None:
-    """The row of a run that is there, tasks included, with the same keys."""
-    outcome = finished(Path(job.out), job.key)
-    if outcome is None or outcome.scores is None:
-        return None
-    summaries = {}
-    if job.tasks is not None:
-        from gristmill.trainer.evaluate import finished_tasks, task_key
-
-        state = _newest(Path(job.out))
-        key = "" if state is None else task_key(state.course, state.progress.step, job.tasks)
-        done = finished_tasks(Path(job.out) / TASKS_FOLDER, key)
-        if done is None:
-            return None
-        summaries = done.tasks
-    return _row(job, outcome, summaries, reused=True)
-
-
-def carry_out(job: Planned, tell: OnEvent) -> RunRow:
-    """Trains one run and asks it the tasks; tries again what fails. Raises TrainError when it was stopped."""
-    folder, steps = Path(job.out), job.config.total_steps
-    tell({"event": "start", "run": job.name, "steps": steps})
-    error = ""
-    for _ in range(1 + job.retries):
-        try:
-            outcome = finished(folder, job.key)
-            if outcome is None:
-                _clear_other(folder, job)
-                outcome = run(
-                    job.config,
-                    job.path,
-                    job.tokens,
-                    job.out,
-                    lambda line: tell({"event": "step", "run": job.name, "steps": steps, **line}),
-                    job.key,
-                )
-            if outcome.scores is None:
-                raise Stopped(f"{folder}: training was stopped from outside. The same command goes on from there.")
-            row = _row(job, outcome, _asked(job), reused=False)
-        except Stopped:
-            raise
-        except TrainError as problem:
-            error = str(problem)
-            continue
-        tell({"event": "done", "run": job.name, "bits_per_byte": row.bits_per_byte})
-        return row
-    tell({"event": "failed", "run": job.name, "error": error})
-    return failed_row(job, error)
-
-
-class Stopped(TrainError):
-    """A run was asked to end from outside: no fault of its own, and no reason to try again at once."""
-
-
-def failed_row(job: Planned, error: str) -> RunRow:
-    return RunRow(name=job.name, mixture=job.mixture, seed=job.seed, status="failed", error=error)
-
-
-def _asked(job: Planned) -> dict[str, dict[str, Any]]:
-    """What the tasks of a finished run came to; asked now where they are not there."""
-    if job.tasks is None:
-        return {}
-    from gristmill.trainer.evaluate import evaluate_tasks, finished_tasks, task_key
-    from gristmill.trainer.trained import open_trained
-
-    trained, folder = open_trained(job.out), Path(job.out) / TASKS_FOLDER
-    key = task_key(trained.state.course, trained.state.progress.step, job.tasks)
-    done = finished_tasks(folder, key) or evaluate_tasks(trained, job.tasks, str(folder), job.config.device)
-    return done.tasks
-
-
 def curves(planned: Sequence[Planned]) -> list[dict[str, Any]]:
     """For each run that has some: its scores while it was trained, and after."""
     out = []
@@ -407,46 +322,3 @@ def curves(planned: Sequence[Planned]) -> list[dict[str, Any]]:
         if points:
             out.append({"run": job.name, "mixture": job.mixture, "seed": job.seed, "points": points})
     return out
-
-
-def _clear_other(folder: Path, job: Planned) -> None:
-    """Removes what a run of other settings or data left under this name.
-
-    Where only the texts that are scored are others, the checkpoint is the same: it stays and is scored again.
-    """
-    path = folder / RUN_FILE
-    if not path.exists():
-        return
-    before, state = Run.load(path), _newest(folder)
-    course = "" if state is None else state.course
-    if before.key != job.key and _weights(before.config, course) != _weights(job.config, job.course):
-        shutil.rmtree(folder)
-
-
-def _weights(config: TrainConfig, course: str) -> list[Any]:
-    """Everything that decides the weights."""
-    return [config.model_dump(mode="json", exclude=BYSTANDERS | SCORING), course]
-
-
-def _newest(folder: Path) -> CheckpointState | None:
-    """State of a run's newest checkpoint."""
-    found = complete(folder / "checkpoints")
-    return CheckpointState.model_validate(orjson.loads((found[-1] / STATE_FILE).read_bytes())) if found else None
-
-
-def _row(job: Planned, outcome: Outcome, tasks: Mapping[str, dict[str, Any]], *, reused: bool) -> RunRow:
-    assert outcome.scores is not None
-    return RunRow(
-        name=job.name,
-        mixture=job.mixture,
-        seed=job.seed,
-        status="done",
-        reused=reused,
-        score=outcome.scores.mean,
-        bits_per_byte=outcome.scores.bits_per_byte,
-        evaluation_sets=outcome.scores.of_sets,
-        tasks=dict(tasks),
-        tokens=outcome.done["sources"],
-        skipped=outcome.done["skipped"],
-        seconds=outcome.done["seconds"],
-    )

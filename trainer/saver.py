@@ -104,8 +104,9 @@ class Saver:
     def _write(self, state: CheckpointState, extra: Mapping[str, bytes], tensors: dict[str, Any]) -> None:
         target = write(self.root, tensors, state, extra, self._writers)
         if self._writers.leads:
+            stay = {target, *kept(self.root, self.config)}
             for old in complete(self.root):
-                if old != target and old not in kept(self.root, self.config):
+                if old not in stay:
                     shutil.rmtree(old)
 
     def _join(self) -> None:

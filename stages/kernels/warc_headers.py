@@ -116,16 +116,20 @@ def _blank(data, p):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
+def _version_1(data, begin, name):  # type: ignore[no-untyped-def]
+    """Whether `name` (7,) stands at `begin`, and 0 or 1 behind it."""
+    for i in range(len(name)):
+        if load8(data, begin + i) != name[i]:
+            return False
+    return 48 <= load8(data, begin + 7) <= 49
+
+
+@njit(nogil=True, cache=True)
 def _header(data, begin, stop, names, name_ends, row):  # type: ignore[no-untyped-def]
     """The header of the record at `begin` -> its content's first byte, -1 where it is not in order."""
     if stop - begin < _VERSION + 2:
         return -1
-    version = b"WARC/1."
-    for i in range(len(version)):
-        if load8(data, begin + i) != version[i]:
-            return -1
-    digit = load8(data, begin + 7)
-    if not 48 <= digit <= 49 or not _blank(data, begin + 8):
+    if not _version_1(data, begin, b"WARC/1.") or not _blank(data, begin + 8):
         return -1
     p, end = begin + _VERSION, min(stop, begin + _MAX_HEADER)
     while p + 1 < end and not _blank(data, p):
@@ -148,13 +152,8 @@ def _http(data, begin, stop, names, name_ends, mime, row):  # type: ignore[no-un
     """The head of a response -> the body's first byte, -1 where it leaves a choice. Fills status, flags and mime."""
     if stop - begin < _STATUS_LINE + 2:
         return -1
-    version = b"HTTP/1."
-    for i in range(len(version)):
-        if load8(data, begin + i) != version[i]:
-            return -1
-    digit, space = load8(data, begin + 7), load8(data, begin + 8)
     status = _number(data, begin + 9, 3)
-    if not 48 <= digit <= 49 or space != 32 or status < 0:
+    if not _version_1(data, begin, b"HTTP/1.") or load8(data, begin + 8) != 32 or status < 0:
         return -1
     p, end = begin + _STATUS_LINE, min(stop, begin + _MAX_HEAD)
     if load8(data, p) != 32 and load8(data, p) != 13:

@@ -16,7 +16,7 @@ from gristmill.pipelines.ablation_cluster import on_cluster, resources_of, told_
 from gristmill.pipelines.cluster_file import ClusterSettings
 from gristmill.pipelines.connect import running_scheduler
 from gristmill.pipelines.worker_check import EngineError
-from gristmill.trainer.ablate import Planned
+from gristmill.trainer.ablation_run import Planned
 from gristmill.trainer.config import TrainConfig, TrainError
 from gristmill.trainer.ranking import RunRow
 

@@ -24,17 +24,7 @@ from gristmill.stages.documents import Rule
 
 sys.path.append(str(Path(__file__).parent))
 from fake_run import FakeQuality, FakeRun
-from report_page import build, funnel_of, report
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return build(tmp_path_factory.mktemp("run") / "run")
-
-
-@pytest.fixture(scope="module")
-def page(folder):
-    return report(folder)[0]
+from report_page import funnel_of, report
 
 
 def test_the_funnel_on_the_page_equals_ledgers_and_files(folder, page):

@@ -19,17 +19,7 @@ from gristmill.pipelines.report.write import write_report
 sys.path.append(str(Path(__file__).parent))
 from browser import Tabs, chromium, picture
 from fake_run import FakeRun
-from report_page import STAGES, build, funnel_of, report
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return build(tmp_path_factory.mktemp("run") / "run")
-
-
-@pytest.fixture(scope="module")
-def page(folder):
-    return report(folder)[0]
+from report_page import STAGES, funnel_of
 
 
 @pytest.fixture(scope="module")

@@ -20,17 +20,7 @@ from gristmill.stages.ledger import Amount, Histogram, ShardLedger, StageLedger
 sys.path.append(str(Path(__file__).parent))
 import big_run
 from fake_run import HOSTILE, FakeRun
-from report_page import LONG_LINE, STAGES, build, funnel_of, report
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return build(tmp_path_factory.mktemp("run") / "run")
-
-
-@pytest.fixture(scope="module")
-def page(folder):
-    return report(folder)[0]
+from report_page import LONG_LINE, STAGES, funnel_of, report
 
 
 def test_hostile_documents_stay_text(folder, page):

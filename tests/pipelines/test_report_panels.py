@@ -29,17 +29,6 @@ sys.path.append(str(Path(__file__).parent))
 from fake_run import HOSTILE
 from report_page import Page, build, report
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return build(tmp_path_factory.mktemp("run") / "run")
-
-
-@pytest.fixture(scope="module")
-def page(folder):
-    return report(folder)[0]
-
-
 # Origins
 
 

@@ -15,7 +15,7 @@ from gristmill.pipelines.run import Options
 from gristmill.pipelines.vary import is_variation, load, vary
 from gristmill.stages.settings_file import SettingsError
 from gristmill.tokenize.shards import TokenSet
-from gristmill.trainer import ablate as module
+from gristmill.trainer import ablation_run as module
 from gristmill.trainer import launch, train
 from gristmill.trainer.config import Run
 from gristmill.trainer.group import ALONE

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-import xxhash
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from gristmill.tokenize.shards import read_manifest
 from gristmill.trainer.config import Run, TrainConfig
 from gristmill.trainer.group import ALONE
 from gristmill.trainer.train import work
 
 sys.path.append(str(Path(__file__).parent))  # importlib mode puts no folder of tests on the path
-from token_texts import write_tokens
+from token_texts import spelled, write_tokens
 
 
 @pytest.fixture(scope="session")
@@ -36,17 +32,7 @@ def letters() -> str:
 @pytest.fixture(scope="session")
 def spelled_tokens(tokens_folder: Path, letters: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The token shards with a tokenizer that can be read: an id for each letter, and <eos>."""
-    folder = tmp_path_factory.mktemp("spelled") / "tokens"
-    shutil.copytree(tokens_folder, folder)
-    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(letters)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.add_special_tokens(["<eos>"])
-    data = tokenizer.to_str().encode()
-    (folder / "tokenizer.json").write_bytes(data)
-    manifest = read_manifest(folder).model_copy(update={"tokenizer_xxh3": xxhash.xxh3_128_hexdigest(data)})
-    (folder / "shards.json").write_bytes(manifest.sealed())
-    return folder
+    return spelled(tokens_folder, tmp_path_factory.mktemp("spelled") / "tokens", letters)
 
 
 @pytest.fixture(scope="session")

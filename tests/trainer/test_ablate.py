@@ -10,7 +10,7 @@ import pytest
 
 from gristmill.mixtures.plan import MixtureError
 from gristmill.stages.settings_file import SettingsError
-from gristmill.trainer import ablate as module
+from gristmill.trainer import ablation_run as module
 from gristmill.trainer import launch, train
 from gristmill.trainer.ablate import Ablation, ablate, plan_runs
 from gristmill.trainer.config import Run, TrainError

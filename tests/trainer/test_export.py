@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import sys
 from pathlib import Path
 
 import orjson
 import pytest
 import torch
-import xxhash
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from typer.testing import CliRunner
 
 from gristmill.pipelines.cli import app
-from gristmill.tokenize.shards import read_manifest
 from gristmill.trainer import checkpoint
 from gristmill.trainer.config import TrainError
 from gristmill.trainer.export import export_model
@@ -22,22 +20,15 @@ from gristmill.trainer.group import ALONE
 from gristmill.trainer.train import work
 from gristmill.trainer.trained import continue_ids, continue_text, open_trained
 
+sys.path.append(str(Path(__file__).parent))
+from token_texts import spelled
+
 
 @pytest.fixture(scope="module")
 def readable_tokens(tokens_folder, tmp_path_factory):
     """The token shards with a tokenizer that can be read: 60 letters, each an id, and <eos>."""
-    folder = tmp_path_factory.mktemp("export") / "tokens"
-    shutil.copytree(tokens_folder, folder)
     letters = [chr(ord("A") + i) for i in range(60)]
-    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(letters)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.add_special_tokens(["<eos>"])
-    data = tokenizer.to_str().encode()
-    (folder / "tokenizer.json").write_bytes(data)
-    manifest = read_manifest(folder).model_copy(update={"tokenizer_xxh3": xxhash.xxh3_128_hexdigest(data)})
-    (folder / "shards.json").write_bytes(manifest.sealed())
-    return folder
+    return spelled(tokens_folder, tmp_path_factory.mktemp("export") / "tokens", letters)
 
 
 @pytest.fixture(scope="module")

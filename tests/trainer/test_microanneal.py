@@ -13,7 +13,7 @@ from gristmill.mixtures.mixture import Mixture
 from gristmill.pipelines.microanneal import microanneal, with_candidate
 from gristmill.pipelines.progress import Display
 from gristmill.stages.settings_file import SettingsError
-from gristmill.trainer import ablate as module
+from gristmill.trainer import ablation_run as module
 from gristmill.trainer import launch, metrics, train
 from gristmill.trainer.config import RUN_FILE, Run, TrainError
 from gristmill.trainer.group import ALONE

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gristmill.trainer import ablate as module
+from gristmill.trainer import ablation_run as module
 from gristmill.trainer.ablate import Ablation, ablate
 
 sys.path.append(str(Path(__file__).parent))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import xxhash
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from gristmill.tokenize.pieces import index_bytes
-from gristmill.tokenize.shards import INDEX_SCHEMA, ShardInfo, TokenManifest
+from gristmill.tokenize.shards import INDEX_SCHEMA, ShardInfo, TokenManifest, read_manifest
 
 VOCAB, EOS = 61, 60
 
@@ -57,6 +60,20 @@ def write_token_texts(folder: Path, texts: dict[str, list[np.ndarray]], eos: int
         holdout_share=0.2,
         shards=infos,
     )
+    (folder / "shards.json").write_bytes(manifest.sealed())
+    return folder
+
+
+def spelled(tokens: Path, folder: Path, letters: Sequence[str]) -> Path:
+    """Copies a folder of token shards, with a tokenizer that can be read: an id for each letter, and <eos>."""
+    shutil.copytree(tokens, folder)
+    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(["<eos>"])
+    data = tokenizer.to_str().encode()
+    (folder / "tokenizer.json").write_bytes(data)
+    manifest = read_manifest(folder).model_copy(update={"tokenizer_xxh3": xxhash.xxh3_128_hexdigest(data)})
     (folder / "shards.json").write_bytes(manifest.sealed())
     return folder
 
