@@ -146,7 +146,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path("build/false_positives"))
     parser.add_argument("--documents", type=int, default=1_500)
     parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--budget", type=int, default=50_000, help="tokens of a run")
     arguments = parser.parse_args()
     if (arguments.text is None) == (arguments.tokens is None):

@@ -53,34 +53,54 @@ def _compiled_flex() -> Callable[..., Tensor]:
     return torch.compile(flex_attention, dynamic=False)
 
 
-class _Products(torch.autograd.Function):
-    """Attention written out, for the compiler: scores in q's dtype, softmax in float32, shares stored in q's dtype.
+def by_products(dtype: torch.dtype, positions: int, device: torch.device) -> bool:
+    """Whether compiled code attends by `_Products`.
 
-    The backward pass is written out too: of the one that torch derives, the compiler (torch 2.13, CPU) makes code whose
+    torch's kernel for CPUs has a slow backward pass in bf16: forward and backward of (16, 5, 256, 64) took 43 ms with
+    it and 19 ms so, of (4, 12, 512, 64) 61 and 41 ms (two cores with AMX).
+    """
+    return device.type == "cpu" and dtype == torch.bfloat16 and positions <= LONGEST_BY_PRODUCTS
+
+
+def added_mask(mask: Tensor | None, positions: int) -> Tensor:
+    """What `_Products` adds to scores, float32, made once for all blocks: 0 where something is seen, else UNSEEN."""
+    seen = torch.ones(positions, positions, dtype=torch.bool).tril() if mask is None else mask
+    return torch.where(seen, 0.0, UNSEEN)
+
+
+class _Products(torch.autograd.Function):
+    """Attention written out, for the compiler, as Flash attention does it (Dao 2023, section 3.1): exponentials are
+    stored in q's dtype, and rows divided by their float32 sums after the product with v; the backward pass takes its
+    sum over keys from the result. Scores stay in q's dtype.
+
+    The backward pass is written out: of the one that torch derives, the compiler (torch 2.13, CPU) makes code whose
     gradient of k is no number.
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        positions = torch.arange(q.shape[-2], device=q.device)
-        seen = positions[:, None] >= positions if mask is None else mask
-        scores = (q @ k.transpose(-1, -2)).float() * q.shape[-1] ** -0.5
-        shares = torch.softmax(scores.masked_fill(~seen, UNSEEN), dim=-1).to(q.dtype)
-        ctx.save_for_backward(q, k, v, shares)
-        return shares @ v
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        scores = (q @ k.transpose(-1, -2)).float() * q.shape[-1] ** -0.5 + mask
+        powers = torch.exp(scores - scores.amax(-1, keepdim=True))
+        inverse = 1 / powers.sum(-1, keepdim=True)
+        powers = powers.to(q.dtype)
+        result = ((powers @ v).float() * inverse).to(q.dtype)
+        ctx.save_for_backward(q, k, v, powers, inverse, result)
+        return result
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        q, k, v, shares = ctx.saved_tensors
+        q, k, v, powers, inverse, result = ctx.saved_tensors
         grad = grads[0]
-        d_shares, exact = (grad @ v.transpose(-1, -2)).float(), shares.float()
-        d_scores = exact * (d_shares - (d_shares * exact).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
+        mean = (grad.float() * result.float()).sum(-1, keepdim=True)  # over keys, of what each would change
+        d_shares = (grad @ v.transpose(-1, -2)).float()
+        d_scores = powers.float() * ((d_shares - mean) * (inverse * q.shape[-1] ** -0.5))
         d_scores = d_scores.to(q.dtype)
-        return d_scores @ k, d_scores.transpose(-1, -2) @ q, shares.transpose(-1, -2) @ grad, None
+        d_v = powers.transpose(-1, -2) @ (grad.float() * inverse).to(q.dtype)
+        return d_scores @ k, d_scores.transpose(-1, -2) @ q, d_v, None
 
 
-def _by_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """As `attend`; stores (batch, heads, positions, positions)."""
+def _by_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """As `attend`, mask from `added_mask`; stores (batch, heads, positions, positions)."""
     result: Tensor = _Products.apply(q, k, v, mask)  # type: ignore[no-untyped-call]
     return result
 
@@ -92,9 +112,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
             return _compiled_flex()(q, k, v, block_mask=mask)
         seen: Tensor = flex_attention(q, k, v, block_mask=mask)
         return seen
-    small = q.device.type == "cpu" and q.dtype == torch.bfloat16 and q.shape[-2] <= LONGEST_BY_PRODUCTS
-    if small and torch.compiler.is_compiling():
-        # torch's kernel for CPUs has a slow backward pass in bf16: forward and backward of (16, 5, 256, 64) took 43 ms
-        # with it and 19 ms so, of (4, 12, 512, 64) 61 and 41 ms (two cores with AMX).
+    if mask is not None and mask.is_floating_point():
         return _by_products(q, k, v, mask)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)

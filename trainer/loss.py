@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 PROJECT_ROWS = 256  # projected at a time: fewer starve the product, more leave the cache (64 to 512 tried on a CPU)
 GRADIENT_LOGITS = 1 << 26  # at most, whose gradient goes to the output matrix in one product
-
-Sums = tuple[Tensor, Tensor]
 
 
 def _pieces(rows: int, size: int) -> list[slice]:
@@ -30,32 +28,38 @@ def rows_at_once(rows: int, vocab: int) -> int:
     return min(rows, max(PROJECT_ROWS, GRADIENT_LOGITS // vocab))
 
 
-def _piece(hidden: Tensor, weight: Tensor, targets: Tensor, z_loss: float, out: Tensor | None) -> Sums:
-    """Summed nats and log Z squared of some rows; the gradient of their logits goes to `out` (rows, vocab)."""
-    mask = (targets >= 0).float()[:, None]  # (n, 1)
-    target = targets.clamp_min(0)[:, None]
+class _Piece(NamedTuple):
+    """Of some rows."""
+
+    nll: Tensor  # () summed nats
+    penalty: Tensor  # () summed log Z squared
+    at_target: Tensor  # (n, 1) what replaces the exponential of the target's logit
+    factor: Tensor  # (n, 1) what the rows of the gradient are to be multiplied by
+
+
+def _piece(hidden: Tensor, weight: Tensor, targets: Tensor, z_loss: float, out: Tensor | None) -> _Piece:
+    """out (n, vocab) gets exponentials as they are, so that they are computed once: with `at_target` in its place and
+    multiplied by `factor`, they are the gradient of the logits."""
+    mask = (targets >= 0)[:, None]  # (n, 1)
     logits = hidden @ weight.T  # (n, vocab)
-    chosen_logit = logits.gather(1, target).float()
-    log_p = torch.log_softmax(logits, dim=1, dtype=torch.float32)
-    chosen = log_p.gather(1, target)
-    log_z = chosen_logit - chosen  # (n, 1)
+    top = logits.amax(dim=1, keepdim=True).float()
+    powers = torch.exp(logits.float() - top)
+    total = powers.sum(dim=1, keepdim=True)
+    above = logits.gather(1, targets.clamp_min(0)[:, None]).float() - top
+    log_total = total.log()
+    log_z = top + log_total
+    if out is not None:
+        out.copy_(powers)
     # Left out by selection: a product with 0 would let an infinite loss through as NaN.
-    nll = -torch.where(mask > 0, chosen, 0.0).sum()
-    penalty = torch.where(mask > 0, log_z.square(), 0.0).sum()
-    if out is None:
-        return nll, penalty
+    nll = torch.where(mask, log_total - above, 0.0).sum()
+    penalty = torch.where(mask, log_z.square(), 0.0).sum()
     # d nll / d logits = softmax - one-hot; d log_z^2 / d logits = 2 log_z softmax
-    scale = (1 + 2 * z_loss * log_z) * mask
-    if torch.compiler.is_compiling():  # in one pass, where scattering would be a second one
-        hot = torch.arange(len(weight), device=hidden.device) == target
-        out.copy_(log_p.exp() * scale - torch.where(hot, mask, 0.0))
-    else:
-        out.copy_(log_p.exp_().mul_(scale).scatter_add_(1, target, -mask))
-    return nll, penalty
+    scale = 1 + 2 * z_loss * log_z
+    return _Piece(nll, penalty, above.exp() - total / scale, torch.where(mask, scale / total, 0.0))
 
 
 @functools.cache
-def _compiled_piece() -> Callable[..., Sums]:
+def _compiled_piece() -> Callable[..., _Piece]:
     return torch.compile(_piece, dynamic=False)
 
 
@@ -71,18 +75,24 @@ class _FusedLoss(torch.autograd.Function):
         outer = rows_at_once(rows, vocab)
         d_hidden = torch.empty_like(hidden) if with_grad else None
         d_logits = hidden.new_empty(outer, vocab) if with_grad else None
+        factors, chosen = torch.empty(rows, 1, device=hidden.device), targets.clamp_min(0)
         d_weight: Tensor | None = None
         for block in _pieces(rows, outer):
             for piece in _pieces(block.stop - block.start, PROJECT_ROWS):
                 at = slice(block.start + piece.start, block.start + piece.stop)
                 out = None if d_logits is None else d_logits[piece]
-                some, penalties = of_piece(hidden[at], weight, targets[at], z_loss, out)
-                nll += some
-                penalty += penalties
+                found = of_piece(hidden[at], weight, targets[at], z_loss, out)
+                nll += found.nll
+                penalty += found.penalty
+                if out is not None:
+                    # scatter_ copies the whole of it
+                    out[torch.arange(len(out), device=out.device), chosen[at]] = found.at_target[:, 0].to(out.dtype)
+                    factors[at] = found.factor
             if d_hidden is not None and d_logits is not None:
                 part = d_logits[: block.stop - block.start]
                 torch.mm(part, weight, out=d_hidden[block])
-                product = part.T @ hidden[block]
+                d_hidden[block] *= factors[block]
+                product = part.T @ (hidden[block] * factors[block]).to(hidden.dtype)
                 # One product is summed inside in float32; more of them are added up in it.
                 d_weight = product if rows == outer else product.float() if d_weight is None else d_weight.add_(product)
         ctx.save_for_backward(d_hidden, d_weight)

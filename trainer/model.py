@@ -19,8 +19,9 @@ import xxhash
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.attention.flex_attention import BlockMask
 
-from gristmill.trainer.attention import Mask, attend, mask_of
+from gristmill.trainer.attention import Mask, added_mask, attend, by_products, mask_of
 from gristmill.trainer.config import ModelShape
 from gristmill.trainer.loss import token_nll, token_nll_each
 from gristmill.trainer.parallel import part_of_rows, sum_of_parts
@@ -157,6 +158,8 @@ class Llama(nn.Module):
         cos, sin = rope_table(positions, self.shape.width // self.shape.heads, self.shape.rope_base, ids.device)
         cos, sin = cos.to(self.dtype), sin.to(self.dtype)
         mask = mask_of(documents)
+        if self.compiled and not isinstance(mask, BlockMask) and by_products(self.dtype, positions, ids.device):
+            mask = added_mask(mask, positions)
         x = self.embed_tokens(ids).to(self.dtype)
         for layer in self.layers:
             x = layer(x, cos, sin, mask)

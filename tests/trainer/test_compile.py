@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from gristmill.trainer.attention import _by_products, document_mask
+from gristmill.trainer.attention import _by_products, added_mask, document_mask
 from gristmill.trainer.config import ModelShape
 from gristmill.trainer.model import Llama, initialise
 
@@ -41,7 +41,7 @@ def test_attention_by_products_is_attention(masked):
     q, k, v = (torch.randn(2, 3, 20, 8, generator=generator) for _ in range(3))
     mask = document_mask(torch.tensor([[0] * 7 + [1] * 13, [0] * 20])) if masked else None
     exact = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=not masked)
-    torch.testing.assert_close(_by_products(q, k, v, mask), exact)
-    rough = _by_products(*(part.bfloat16() for part in (q, k, v)), mask)
+    torch.testing.assert_close(_by_products(q, k, v, added_mask(mask, 20)), exact)
+    rough = _by_products(*(part.bfloat16() for part in (q, k, v)), added_mask(mask, 20))
     assert rough.dtype == torch.bfloat16
     torch.testing.assert_close(rough.float(), exact, atol=0.03, rtol=0.03)
