@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -66,15 +66,19 @@ class _Packed:
         self._buffer = pa.allocate_buffer(size)
         self._view = memoryview(self._buffer).cast("B")
 
-    def add(self, value: bytes | memoryview) -> None:
-        start = self._ends[-1]
-        end = start + len(value)
-        if end > len(self._view):
+    def add(self, values: Iterable[bytes | memoryview], size: int) -> None:
+        """size: bytes of the values together."""
+        at = self._ends[-1]
+        if at + size > len(self._view):
             before = self._view
-            self._reserve(max(end, 2 * len(before)))
-            self._view[:start] = before[:start]
-        self._view[start:end] = value
-        self._ends.append(end)
+            self._reserve(max(at + size, 2 * len(before)))
+            self._view[:at] = before[:at]
+        view, ends = self._view, self._ends
+        for value in values:
+            end = at + len(value)
+            view[at:end] = value
+            ends.append(end)
+            at = end
 
     def take(self) -> pa.Array:
         """The values as a column; empty again."""
@@ -171,8 +175,28 @@ class Reading:
         self.rows.append(row)
         self.weight += weight
         if html is not None:
-            self._html.add(html)
+            self._html.add((html,), len(html))
         return full
+
+    def keep_pages(
+        self, rows: Sequence[tuple[Any, ...]], pages: Sequence[memoryview], sizes: Sequence[int]
+    ) -> Iterator[Batch]:
+        """`keep` for many rows, with their HTML and its bytes."""
+        begin = 0
+        while begin < len(rows):
+            end, weight = begin, self.weight
+            most = begin + MAX_BATCH_DOCUMENTS - len(self.rows)
+            for size in sizes[begin:most]:
+                if weight + size > MAX_BATCH_BYTES and (self.rows or end > begin):
+                    break
+                weight += size
+                end += 1
+            self.rows.extend(rows[begin:end])
+            self._html.add(pages[begin:end], weight - self.weight)
+            self.weight = weight
+            if end < len(rows):
+                yield from self.flush()
+            begin = end
 
     def flush(self) -> Sequence[Batch]:
         """Gives the rows that wait as a batch, booked."""

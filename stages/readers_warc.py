@@ -151,27 +151,17 @@ def _keep_usual(reading: Reading, block: Block, pages: Sequence[_Usual]) -> Iter
     for name, count in Counter(name for page in pages for name in page.counted).items():
         reading.count(name, count)
     view = memoryview(block.data)
-    spans = zip(block.places(places.BODY)[rows].tolist(), block.ends[rows].tolist(), strict=True)
-    ids, urls, dates = (block.column(name, rows) for name in ("WARC-Record-ID", "WARC-Target-URI", "WARC-Date"))
-    for page, (start, end), own, url, date, at in zip(
-        pages, spans, ids, urls, dates, block.starts[rows].tolist(), strict=True
-    ):
-        position = str(at)
-        doc_id = reading.identify(_own_id(own), position)
-        row = (
-            doc_id,
-            shard.source,
-            url or None,
-            shard.dump,
-            date or None,
-            None,
-            None,
-            None,
-            position,
-            None,
-            page.charset,
-        )
-        yield from reading.keep(row, end - start, view[start:end])
+    starts, ends = block.places(places.BODY)[rows], block.ends[rows]
+    bodies = [view[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+    own, urls, dates = (block.column(name, rows) for name in ("WARC-Record-ID", "WARC-Target-URI", "WARC-Date"))
+    ids, positions = [_own_id(one) for one in own], [str(at) for at in block.starts[rows].tolist()]
+    if not all(ids) or not reading.are_new(ids):
+        ids = [reading.identify(*pair) for pair in zip(ids, positions, strict=True)]
+    kept = [
+        (doc_id, shard.source, url or None, shard.dump, date or None, None, None, None, position, None, page.charset)
+        for doc_id, url, date, position, page in zip(ids, urls, dates, positions, pages, strict=True)
+    ]
+    yield from reading.keep_pages(kept, bodies, (ends - starts).tolist())
 
 
 def _own_id(record_id: str | None) -> str:

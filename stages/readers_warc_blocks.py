@@ -166,8 +166,10 @@ class Block:
     def column(self, name: str, rows: list[int]) -> list[str | None]:
         """A field of some records by its name, or MIME. Raises UnicodeDecodeError where it is not UTF-8."""
         first = _PLACES.get(name, places.FIELDS + 2 * _MIME_AT)
-        spans = self.table[rows, first : first + 2].tolist()
-        data = self.data
+        found = self.table[rows, first : first + 2]
+        if (found[:, 1] < 0).all():
+            return [None] * len(rows)
+        spans, data = found.tolist(), self.data
         return [data[start : start + length].decode() if length >= 0 else None for start, length in spans]
 
     def record(self, i: int) -> Record:
