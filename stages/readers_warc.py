@@ -38,6 +38,7 @@ _CHARSET = re.compile(r"charset\s*=\s*[\"']?([A-Za-z0-9._:-]+)", re.IGNORECASE)
 _HTTP_MIME = "application/http"
 _HTTP = re.compile(rb"HTTP/1\.[01] ([0-9]{3})(?: [^\r\n\0]*)?\r\n(?:[!-9;-~]+:[^\r\n\0]*\r\n)*\r\n")
 _BINARY_STARTS = (b"%PDF", b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"PK\x03\x04", b"\x1f\x8b", b"RIFF", b"\x7fELF")
+_LONGEST_START = max(map(len, _BINARY_STARTS))
 
 
 class Outcome(NamedTuple):
@@ -139,20 +140,23 @@ def _usual_pages(block: Block) -> list[_Usual]:
     bodies = block.places(places.BODY)[rows].tolist()
     pages = []
     for row, body, kind, declared, identified, truncated in zip(rows, bodies, *fields, strict=True):
-        if not (_is_http(kind) and _names_html(identified or declared)) or block.data.startswith(_BINARY_STARTS, body):
+        if not (_is_http(kind) and _names_html(identified or declared)) or _is_binary(block.data, body):
             continue
         by = "mime.identified" if identified else "mime.declared"
         pages.append(_Usual(row, _charset(declared), ("truncated_by_crawler", by) if truncated else (by,)))
     return pages
 
 
+def _is_binary(data: memoryview, body: int) -> bool:
+    return bytes(data[body : body + _LONGEST_START]).startswith(_BINARY_STARTS)
+
+
 def _keep_usual(reading: Reading, block: Block, pages: Sequence[_Usual]) -> Iterator[Batch]:
     rows, shard = [page.row for page in pages], reading.shard
     for name, count in Counter(name for page in pages for name in page.counted).items():
         reading.count(name, count)
-    view = memoryview(block.data)
     starts, ends = block.places(places.BODY)[rows], block.ends[rows]
-    bodies = [view[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+    bodies = [block.data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
     own, urls, dates = (block.column(name, rows) for name in ("WARC-Record-ID", "WARC-Target-URI", "WARC-Date"))
     ids, positions = [_own_id(one) for one in own], [str(at) for at in block.starts[rows].tolist()]
     if not all(ids) or not reading.are_new(ids):

@@ -6,9 +6,7 @@ of its records: what most of them need is there as columns, and `record` makes a
 different, whatever it is, blocks end before it, and `readers_warc_records.py` looks at the place anew: nothing here
 judges damage.
 
-libdeflate inflates faster than zlib because it does not stream: it takes whole members. A member ends where the next
-one begins, and its checksum and size say whether that was its end. Bytes behind a member are noticed unless they end
-with the same checksum and size.
+libdeflate inflates faster than zlib because it does not stream: it takes whole members (`inflate.py`).
 """
 
 from __future__ import annotations
@@ -17,9 +15,9 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import IO, NamedTuple
 
-import deflate
 import numpy as np
 
+from gristmill.stages.inflate import NO_ROOM, Inflater
 from gristmill.stages.kernels import warc_headers as places
 
 GZIP = b"\x1f\x8b\x08"
@@ -48,7 +46,6 @@ _MAX_HEADER = 1 << 14  # bytes of a record's header
 _SHORTEST = 18  # bytes of a member: ten before its content, eight behind it
 _ODD_FLAGS = 0xE2  # of a gzip header: reserved bits, and a checksum of the header (RFC 1952, 2.3.1)
 _MAX_PACKED = 16 << 20  # bytes of a member; in an archive of one stream the end is not looked for further than that
-_ENDS = 3  # places that look like the beginning of the next member and are tried as the end of one
 
 
 class Record(NamedTuple):
@@ -72,61 +69,60 @@ class Stop(NamedTuple):
     at_end: bool  # the file ended where it should
 
 
-class _OutOfOrder(Exception):
-    """What follows is not a member that can be taken."""
-
-
 class _Members:
     """Members of gzip, one after the other without anything between them."""
 
     def __init__(self, file: IO[bytes], start: int) -> None:
         self._file, self._start = file, start  # of `_data`, in the file
         self._data, self._at, self._whole = b"", 0, False
-        self._marks: list[int] = []  # places in `_data` behind `_at` that look like a member, the last one first
+        self._inflater = Inflater()
         file.seek(start)
 
-    def next(self, most: int) -> tuple[int, bytearray] | None:
-        """The next member -> (its place in the file, inflated); None at the end of the file. Raises _OutOfOrder.
+    def block(self, most: int) -> tuple[np.ndarray, list[int], list[int], str]:
+        """About _BLOCK bytes of members -> (bytes, places of the members in the file, their ends in the bytes, why it
+        ends: "full", "end" of the file, or "odd": what follows cannot be taken).
 
-        most: bytes of it when it is inflated.
+        most: bytes of a member when it is inflated.
         """
-        if self._at == len(self._data) and not self._read():
-            return None
-        for _ in range(_ENDS):
-            end = self._end()
-            inflated = self._inflated(end, most)
-            if inflated is not None:
-                place = self._start + self._at
-                self._at = end
-                return place, inflated
-        raise _OutOfOrder
+        out, filled = np.empty(2 * _BLOCK, np.uint8), 0
+        address = out.ctypes.data
+        places_: list[int] = []
+        ends: list[int] = []
+        while filled < _BLOCK:
+            if self._at == len(self._data) and not self._read():
+                return out, places_, ends, "end"
+            if not self._looks_plain():
+                return out, places_, ends, "odd"
+            member = self._inflater.member(
+                self._address + self._at, len(self._data) - self._at, address + filled, len(out) - filled
+            )
+            if member.problem == NO_ROOM:
+                if filled:
+                    break
+                if len(out) >= most:
+                    return out, places_, ends, "odd"
+                out = np.empty(min(most, 4 * len(out)), np.uint8)
+                address = out.ctypes.data
+            elif member.problem:
+                # Where another one seems to follow it is damaged, else the rest of it may not have been read.
+                follows = self._data.find(GZIP, self._at + _SHORTEST) >= 0
+                if follows or len(self._data) - self._at > _MAX_PACKED or not self._read():
+                    return out, places_, ends, "odd"
+            elif not 0 < member.size <= most:
+                return out, places_, ends, "odd"
+            else:
+                filled += member.size
+                places_.append(self._start + self._at)
+                ends.append(filled)
+                self._at += member.packed
+        return out, places_, ends, "full"
 
-    def _end(self) -> int:
-        """Where the member may end: at the next one or at the end of the file; another place each time."""
-        while True:
-            while self._marks:
-                mark = self._marks.pop()
-                if mark >= self._at + _SHORTEST:
-                    return mark
-            if len(self._data) - self._at > _MAX_PACKED:
-                raise _OutOfOrder
+    def _looks_plain(self) -> bool:
+        """Whether a member of the usual kind may begin here. Raises OSError where the file cannot be read."""
+        while len(self._data) - self._at < _SHORTEST:
             if not self._read():
-                return len(self._data)
-
-    def _inflated(self, end: int, most: int) -> bytearray | None:
-        """The bytes up to `end` as one member; None where they are none."""
-        data, at = self._data, self._at
-        if end - at < _SHORTEST or not data.startswith(GZIP, at) or data[at + 3] & _ODD_FLAGS:
-            raise _OutOfOrder
-        size = int.from_bytes(data[end - 4 : end], "little")
-        if not 0 < size <= most:
-            return None
-        try:
-            inflated = deflate.gzip_decompress(memoryview(data)[at:end], size)
-        except deflate.DeflateError:
-            return None
-        checked = deflate.crc32(inflated) == int.from_bytes(data[end - 8 : end - 4], "little")
-        return inflated if checked and len(inflated) == size else None
+                return False
+        return self._data.startswith(GZIP, self._at) and not self._data[self._at + 3] & _ODD_FLAGS
 
     def _read(self) -> bool:
         """Reads on, twice as far each time for a member that does not end; what was used goes."""
@@ -134,11 +130,10 @@ class _Members:
         if not fresh:
             self._whole = True
             return False
-        kept = len(self._data) - self._at
         self._data = self._data[self._at :] + fresh
+        self._address = np.frombuffer(self._data, np.uint8).ctypes.data
         self._start += self._at
         self._at = 0
-        self._marks = _marks(self._data, kept - len(GZIP) + 1)[::-1]
         return True
 
 
@@ -146,7 +141,7 @@ class _Members:
 class Block:
     """Records in order, each alone in its frame."""
 
-    data: bytes  # inflated
+    data: memoryview  # inflated; more follows behind the last record
     starts: np.ndarray  # int64 (n,): bytes of the file at which the frames begin
     table: np.ndarray  # int64 (n, columns): see kernels/warc_headers.py
     wanted: frozenset[str]
@@ -170,7 +165,7 @@ class Block:
         if (found[:, 1] < 0).all():
             return [None] * len(rows)
         spans, data = found.tolist(), self.data
-        return [data[start : start + length].decode() if length >= 0 else None for start, length in spans]
+        return [str(data[at : at + length], "utf-8") if length >= 0 else None for at, length in spans]
 
     def record(self, i: int) -> Record:
         """Raises UnicodeDecodeError for fields that are not UTF-8."""
@@ -179,17 +174,10 @@ class Block:
         for name, first in _PLACES.items():
             start, length = row[first : first + 2]
             if length >= 0:
-                headers[name] = self.data[start : start + length].decode()
+                headers[name] = str(self.data[start : start + length], "utf-8")
         kind, at, length = KINDS[row[places.KIND]], row[places.CONTENT], row[places.LENGTH]
-        content = memoryview(self.data)[at : at + length] if kind in self.wanted else None
+        content = self.data[at : at + length] if kind in self.wanted else None
         return Record(str(self.starts[i]), kind, headers, length, length, content)
-
-
-def _marks(data: bytes, begin: int) -> list[int]:
-    """Where members may begin, from `begin` on, ascending."""
-    pairs = (np.frombuffer(data, "<u2", (len(data) - odd) // 2, odd) == 0x8B1F for odd in (0, 1))
-    found = np.sort(np.concatenate([2 * np.flatnonzero(pair) + odd for odd, pair in enumerate(pairs)]))
-    return [at for at in found[found >= begin].tolist() if data.startswith(GZIP, at)]
 
 
 def in_blocks(
@@ -199,30 +187,25 @@ def in_blocks(
 
     skip: the first is not given. most: bytes of a record; a longer one is taken for out of order.
     """
-    members, last = _Members(file, start), start if skip else -1
+    last = start if skip else -1
+    if not Inflater.is_there():
+        return Stop(last, False)
+    members = _Members(file, start)
     while True:
-        parts, starts, ends, size = [], [], [], 0
-        member: tuple[int, bytearray] | None = None
-        going = True
         try:
-            while size < _BLOCK and (member := members.next(most + _MAX_HEADER)):
-                starts.append(member[0])
-                parts.append(member[1])
-                size += len(member[1])
-                ends.append(size)
-        except (_OutOfOrder, OSError):
-            going = False
-        data = b"".join(parts)
+            data, starts, ends, why = members.block(most + _MAX_HEADER)
+        except OSError:
+            return Stop(last, False)
         table = places.scan(data, np.array(ends, np.int64), _KINDS, _NAMES, _MIME_AT, most)
-        block = _readable(Block(data, np.array(starts, np.int64), table, wanted))
+        block = _readable(Block(data.data, np.array(starts, np.int64), table, wanted))
         if len(block):
             seen = int(last == starts[0])  # the record that is skipped
             last = starts[len(block) - 1]
             if len(block) > seen:
-                yield Block(data, block.starts[seen:], block.table[seen:], wanted)
-        if not going or len(block) < len(starts):
+                yield Block(block.data, block.starts[seen:], block.table[seen:], wanted)
+        if why == "odd" or len(block) < len(starts):
             return Stop(last, False)
-        if member is None:
+        if why == "end":
             return Stop(last, True)
 
 

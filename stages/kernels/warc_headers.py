@@ -31,7 +31,7 @@ class Names:
         self.ends = np.concatenate([[0], np.cumsum([len(name) for name in names])]).astype(np.int64)
 
 
-def scan(data: bytes, ends: np.ndarray, kinds: Names, fields: Names, mime: int, most: int) -> np.ndarray:
+def scan(data: bytes | np.ndarray, ends: np.ndarray, kinds: Names, fields: Names, mime: int, most: int) -> np.ndarray:
     """The frames of `data`, which end at `ends` (n,) int64 -> table of places (rows, columns) int64.
 
     kinds: types of records, the first is `response`. fields: of a record's header, the first two WARC-Type and
@@ -39,7 +39,8 @@ def scan(data: bytes, ends: np.ndarray, kinds: Names, fields: Names, mime: int, 
     rows < n where a frame is not in order: the first such one.
     """
     table = np.empty((len(ends), FIELDS + 2 * (len(fields.ends) - 1)), np.int64)
-    view = np.frombuffer(data, np.uint8)
+    view = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
+    view.flags.writeable = False  # as `buffers.string_views`
     rows = _scan(
         view, ends, kinds.bytes, kinds.ends, fields.bytes, fields.ends, _HTTP.bytes, _HTTP.ends, mime, most, table
     )
