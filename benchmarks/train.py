@@ -8,7 +8,7 @@
 
 Each loop runs in a process of its own (`peer_train.py` says in which mode), turn by turn, by the clock on the wall.
 --corpus is accepted, as by every benchmark, and ignored: ids are random. --tcmalloc puts the library before all of
-them; without it all have glibc's allocator with the settings that `gristmill train` gives its ranks.
+them; with --glibc all have its allocator with the settings that `gristmill train` gives its ranks.
 
     train.10m, train.124m ...    tokens/s of each
     train.share_of_matrix_limit  tokens/s of ours as a share of those that the matrix products of a step alone allow,
@@ -216,6 +216,7 @@ def main() -> None:
     parser.add_argument(
         "--tcmalloc", type=Path, default=found_tcmalloc(), metavar="LIBRARY", help="put before all loops"
     )
+    parser.add_argument("--glibc", dest="tcmalloc", action="store_const", const=None, help="its allocator instead")
     options = parser.parse_args()
     show(figures(options), options.json)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,7 @@ from gristmill.stages.documents import (
     REASONS,
     Batch,
 )
-from gristmill.stages.shards import (
-    publish,
-)
+from gristmill.stages.shards import publish, publish_bytes
 
 SAMPLE_CHARS = 100_000  # of the text of a sampled dropped document
 LEVEL = 1  # of zstd: twice the speed of 3 and 17 % more bytes (25 MB of web text in many languages)
@@ -113,7 +112,10 @@ class DroppedWriter:
                 heapq.heapreplace(heap, (rank, self._rows + i, _text(contents[i])))
 
     def write(self, path: str) -> int:
-        table = pa.concat_tables(self._tables).combine_chunks() if self._tables else self._schema.empty_table()
+        if not self._tables:
+            publish_bytes(path, _without_rows(self._schema))
+            return 0
+        table = pa.concat_tables(self._tables).combine_chunks()
         texts: list[str | None] = [None] * table.num_rows
         for heap in self._samples.values():
             for _, row, text in heap:
@@ -121,8 +123,21 @@ class DroppedWriter:
         at = self._schema.names.index("text")
         table = table.set_column(at, "text", pa.array(texts, pa.string()))
         with publish(path) as file:
-            pq.write_table(table, file, compression="zstd", compression_level=3)
+            _write(table, file)
         return table.num_rows
+
+
+def _write(table: pa.Table, file: Any) -> None:
+    pq.write_table(table, file, compression="zstd", compression_level=3)
+
+
+@lru_cache(64)
+def _without_rows(schema: pa.Schema) -> bytes:
+    """The file of a shard that dropped nothing: of many small ones most, and made once."""
+    file = pa.BufferOutputStream()
+    _write(schema.empty_table(), file)
+    data: bytes = file.getvalue().to_pybytes()
+    return data
 
 
 def _fields(schema: pa.Schema) -> dict[str, pa.DataType]:

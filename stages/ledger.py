@@ -227,7 +227,7 @@ class ShardLedger(_Sums):
     def sealed(self) -> bytes:
         """The bytes to publish, with the digest set."""
         body = self.model_dump(exclude={"digest"}, exclude_none=True)
-        return orjson.dumps({**body, "digest": self._digest()})
+        return orjson.dumps({**body, "digest": _digest(body)})
 
     @classmethod
     def opened(cls, data: bytes, where: str) -> ShardLedger:
@@ -236,16 +236,16 @@ class ShardLedger(_Sums):
             ledger = cls.model_validate(orjson.loads(data))
         except ValueError as error:
             raise LedgerError(f"{where}: not a ledger: {error}") from error
-        if ledger.digest != ledger._digest():
+        if ledger.digest != _digest(ledger.model_dump(exclude={"digest"}, exclude_none=True)):
             raise LedgerError(
                 f"{where}: the ledger was changed after it was written (its digest does not match). "
                 "Delete the file and run the recipe again; only this shard is redone."
             )
         return ledger
 
-    def _digest(self) -> str:
-        body = self.model_dump(exclude={"digest"}, exclude_none=True)
-        return xxhash.xxh3_128_hexdigest(orjson.dumps(body, option=orjson.OPT_SORT_KEYS))
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return xxhash.xxh3_128_hexdigest(orjson.dumps(body, option=orjson.OPT_SORT_KEYS))
 
 
 def _add(a: Mapping[str, Amount], b: Mapping[str, Amount]) -> dict[str, Amount]:
