@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import importlib
+import math
 import os
 import pickle
 import signal
@@ -75,10 +76,12 @@ class Limits:
 class _Alarm:
     """Ends the process when a step has no end. The timer is in C: it rings while the interpreter is stuck, too.
 
-    One timer a process: a worker of several threads is ended when none of them makes progress.
+    One timer a process: a worker of several threads is ended when none of them makes progress. Each start of the timer
+    makes a thread, half a millisecond with small steps: it is left running for a share of the limit, which it has more.
     """
 
     _active = 0
+    _started = -math.inf  # seconds of `time.monotonic`
     _lock = threading.Lock()
     _sink: IO[str] | None = None
 
@@ -88,7 +91,10 @@ class _Alarm:
     def step(self, batch: int, stage: str, first: int, stop: int, doc_id: str) -> None:
         if _Alarm._sink is None:
             _Alarm._sink = open(os.devnull, "w")  # noqa: SIM115  the timer keeps it for good
-        faulthandler.dump_traceback_later(self._timeout_s, exit=True, file=_Alarm._sink)
+        now, slack = time.monotonic(), self._timeout_s / 32
+        if now - _Alarm._started > slack:
+            _Alarm._started = now
+            faulthandler.dump_traceback_later(self._timeout_s + slack, exit=True, file=_Alarm._sink)
 
     def edges(self, batch: int, stage: str) -> Sequence[int] | None:
         return None
@@ -102,6 +108,7 @@ class _Alarm:
         with _Alarm._lock:
             _Alarm._active -= 1
             if not _Alarm._active:
+                _Alarm._started = -math.inf
                 faulthandler.cancel_dump_traceback_later()
 
 

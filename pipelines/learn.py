@@ -254,7 +254,7 @@ def publish_ledger(
     card = {"infos": [info.model_dump() for info in infos], **said, "key": key}
     publish_bytes(parts_of(order.out, "tokens", "cards", order.shard, "json"), orjson.dumps(card))
     publish_bytes(parts_of(order.out, "tokens", "ledger", order.shard, "json"), ledger.sealed())
-    return ledger.model_dump()
+    return ledger.told()
 
 
 def _without_near(batch: Batch, near: pa.Array, holdout_share: float, account: StageLedger) -> Batch:

@@ -138,7 +138,7 @@ def versions() -> dict[str, str]:
 
 
 def run_shard(order: ShardOrder) -> dict[str, Any]:
-    """Reads, passes the stages, writes kept and dropped documents, then the ledger -> the ledger as a dict.
+    """Reads, passes the stages, writes kept and dropped documents, then the ledger -> what it tells of itself.
 
     Raises LedgerError when the sums do not balance: then nothing is published.
     """
@@ -212,7 +212,7 @@ def run_shard(order: ShardOrder) -> dict[str, Any]:
     ledger.seconds = time.perf_counter() - begun
     ledger.ended, ledger.memory_bytes = time.time(), memory_of_process()
     publish_bytes(parts_of(order.out, order.folder, "ledger", order.shard, "json"), ledger.sealed())
-    return ledger.model_dump()
+    return ledger.told()
 
 
 def _decided(stage: Any, decisions: pa.Table, met: list[int], batch: Batch) -> Result:

@@ -224,6 +224,10 @@ class ShardLedger(_Sums):
                     f"{where}: stage {before.stage} kept {before.kept}, but stage {after.stage} read {after.read}."
                 )
 
+    def told(self) -> dict[str, Any]:
+        """What a worker says to the driver: all but what is long, which stands in the file."""
+        return self.model_dump(exclude={"stages": {"__all__": {"histograms", "counters"}}, "removals": True})
+
     def sealed(self) -> bytes:
         """The bytes to publish, with the digest set."""
         body = self.model_dump(exclude={"digest"}, exclude_none=True)

@@ -63,7 +63,7 @@ def _parts(run: Run, kept: bool, limit: int, out: Scan) -> list[str]:
     else:
         chosen = spread(len(parts), max(1, limit * len(parts) // sum(sizes)))
     out.seen[kept] += sum(sizes[i] for i in chosen)
-    return [parts[i] for i in chosen]
+    return [parts[i] for i in chosen if sizes[i]]
 
 
 def _count(batch: pa.RecordBatch, kept: bool, hosts: Counter[str], out: Scan) -> None:
