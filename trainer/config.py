@@ -19,7 +19,7 @@ from pydantic import Field, field_validator, model_validator
 from gristmill.stages.documents import Settings
 from gristmill.stages.evaluation_sets import EvaluationSet, short_form
 
-VERSION = 2  # raise it when the same settings train another model; it is part of a run's key
+VERSION = 3  # raise it when the same settings train another model; it is part of a run's key
 
 
 RUN_FILE, LOG_FILE = "run.json", "log.txt"  # of a run's folder
