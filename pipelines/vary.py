@@ -22,10 +22,10 @@ another form. Their bits per byte compare across tokenizers.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -182,20 +182,17 @@ def held_out_texts(made: Sequence[Made], out: str, max_bytes: int) -> dict[str, 
     folder = Path(out) / TEXTS
     shutil.rmtree(folder, ignore_errors=True)
     for source in sources:
-        rows: list[tuple[int, str, str]] = []
-        for shard in shards:
-            if shard.source == source:
-                for batch in kept_batches(parts_of(control.folder, last, "kept", shard, "parquet"), ["doc_id", "text"]):
-                    held = batch.filter(pa.array(is_held_out(batch["text"], share)))
-                    rows += _rows(held)
-        trained = _trained_on(made, source, pa.array([doc_id for _, doc_id, _ in rows], pa.string()))
-        chosen = _within([row for row in sorted(rows) if row[1] not in trained], max_bytes)
+        parts = [parts_of(control.folder, last, "kept", shard, "parquet") for shard in shards if shard.source == source]
+        rows = sorted(row for part in parts for row in _held_out(part, share))
+        trained = _trained_on(made, source, pa.array([row.doc_id for row in rows], pa.string()))
+        chosen = _within([row for row in rows if row.doc_id not in trained], max_bytes)
         if not chosen:
             continue
+        texts = _texts(chosen)
         path = folder / f"{source}.jsonl"
         with publish(str(path)) as file:
-            for _, doc_id, text in chosen:
-                file.write(orjson.dumps({"id": doc_id, "text": text}) + b"\n")
+            for row in chosen:
+                file.write(orjson.dumps({"id": row.doc_id, "text": texts[row.part, row.doc_id]}) + b"\n")
         name = f"{CONTROL}.{source}"
         found[name] = EvaluationSet(files=(str(path.resolve()),), format="jsonl", fields=("text",))
     if not found:
@@ -206,10 +203,35 @@ def held_out_texts(made: Sequence[Made], out: str, max_bytes: int) -> dict[str, 
     return found
 
 
-def _rows(batch: pa.RecordBatch) -> list[tuple[int, str, str]]:
-    """(hash of the id, id, text)."""
-    ids, texts = batch["doc_id"].to_pylist(), batch["text"].to_pylist()
-    return [(xxhash.xxh3_64_intdigest(doc_id), doc_id, text) for doc_id, text in zip(ids, texts, strict=True)]
+class _Held(NamedTuple):
+    """A held-out document."""
+
+    rank: int  # hash of its id
+    doc_id: str
+    part: str  # the file that it is in
+    bytes: int  # of its text
+
+
+def _held_out(part: str, share: float) -> Iterator[_Held]:
+    for batch in kept_batches(part, ["doc_id", "text"]):
+        held = batch.filter(pa.array(is_held_out(batch["text"], share)))
+        sizes = pc.binary_length(held["text"]).to_pylist()
+        for doc_id, size in zip(held["doc_id"].to_pylist(), sizes, strict=True):
+            yield _Held(xxhash.xxh3_64_intdigest(doc_id), doc_id, part, size)
+
+
+def _texts(rows: Sequence[_Held]) -> dict[tuple[str, str], str]:
+    """By part and id."""
+    wanted: dict[str, list[str]] = {}
+    for row in rows:
+        wanted.setdefault(row.part, []).append(row.doc_id)
+    found = {}
+    for part, ids in wanted.items():
+        for batch in kept_batches(part, ["doc_id", "text"]):
+            some = batch.filter(pc.is_in(batch["doc_id"], value_set=pa.array(ids, pa.string())))
+            for doc_id, text in zip(some["doc_id"].to_pylist(), some["text"].to_pylist(), strict=True):
+                found[part, doc_id] = text
+    return found
 
 
 def _trained_on(made: Sequence[Made], source: str, ids: pa.Array) -> set[str]:
@@ -222,9 +244,7 @@ def _trained_on(made: Sequence[Made], source: str, ids: pa.Array) -> set[str]:
     return trained
 
 
-def _within(rows: Sequence[tuple[int, str, str]], max_bytes: int) -> list[tuple[int, str, str]]:
+def _within(rows: Sequence[_Held], max_bytes: int) -> Sequence[_Held]:
     """The first rows that hold at most max_bytes of text; one at least; 0: all."""
-    if not max_bytes:
-        return list(rows)
-    ends = np.cumsum([len(text.encode()) for _, _, text in rows])
-    return list(rows[: max(1, int(np.searchsorted(ends, max_bytes, side="right")))])
+    ends = np.cumsum([row.bytes for row in rows])
+    return rows if not max_bytes else rows[: max(1, int(np.searchsorted(ends, max_bytes, side="right")))]

@@ -34,10 +34,11 @@ def read_index(buffer: pa.Buffer, where: str) -> pa.Table:
     """The rows of an .idx file, not copied. Raises TokenError when it is not one."""
     try:
         table = pa.ipc.open_file(buffer).read_all()
-    except (pa.ArrowInvalid, OSError) as error:
+        names = table.schema.names
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise TokenError(f"{where}: not an index of documents: {error}") from error
     if table.schema != INDEX_SCHEMA:
-        raise TokenError(f"{where}: not an index of documents: it has the columns {table.schema.names}.")
+        raise TokenError(f"{where}: not an index of documents: it has the columns {names}.")
     return table
 
 

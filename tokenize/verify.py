@@ -96,7 +96,8 @@ def _shard(folder: Path, info: ShardInfo, manifest: TokenManifest, byte_lengths:
         )
         wrong_ids[0] = wrong_ids[0].removesuffix(".") + f"{place}."
     yield from (*wrong_ids, *wrong_index)
-    if not (bin_path.is_file() and idx_path.is_file()):
+    # A damaged index is not read: lengths of strings that reach beyond the file would end the process.
+    if wrong_index or not bin_path.is_file():
         return
     try:
         table = read_index(map_file(idx_path), str(idx_path))

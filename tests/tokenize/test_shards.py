@@ -352,6 +352,18 @@ def test_a_flipped_bit_anywhere_is_found(token_folder):
     assert verify_tokens(token_folder) == []
 
 
+@pytest.mark.parametrize("change", [1, 0x80, 0xFF])
+def test_an_index_with_any_changed_byte_is_named_and_nothing_else_happens(token_folder, change):
+    """Lengths and offsets of Arrow are among them: read as they stand they lead outside of the file."""
+    path = token_folder / "part-00001.idx"
+    original = path.read_bytes()
+    for at in range(0, len(original), 31):
+        data = bytearray(original)
+        data[at] ^= change
+        path.write_bytes(bytes(data))
+        assert any("its checksum is not the one" in problem for problem in verify_tokens(token_folder))
+
+
 def test_the_loader_refuses_a_changed_index(token_folder):
     path = token_folder / "part-00001.idx"
     flip(path, path.stat().st_size // 2)
