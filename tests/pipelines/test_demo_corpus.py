@@ -33,7 +33,7 @@ def test_three_sources_that_our_readers_read(tmp_path: Path) -> None:
             assert len(set(ids)) == len(ids) == books.kept.documents
             assert problems == []
             kept += len(ids)
-        assert kept == counts[source] > 5
+        assert kept == counts[source] > 2  # how many there are is up to the Python that is installed
 
 
 def test_the_same_settings_give_the_same_bytes_and_are_not_built_twice(
