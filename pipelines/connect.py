@@ -162,6 +162,7 @@ def local(count: int) -> Iterator[Any]:
         host="127.0.0.1",
         dashboard_address="127.0.0.1:0",
         silence_logs=logging.CRITICAL,
+        preload=["gristmill.pipelines.steady_clock"],  # workers
     )
     with cluster, Client(cluster) as client:
         yield client

@@ -26,6 +26,7 @@ from gristmill.pipelines.connect import Troubles, connected, local, offering, ru
 from gristmill.pipelines.faults import LASTING
 from gristmill.pipelines.isolation import TIMEOUT_S, Limits, SetAside, isolated, watched
 from gristmill.pipelines.poison import StageFault
+from gristmill.pipelines.steady_clock import keep_steady
 from gristmill.pipelines.worker_check import FOUND_IN_S, EngineError, compare_workers, unfit
 from gristmill.stages.stores import passing
 
@@ -440,6 +441,7 @@ def open_engine(
     if debug:
         yield InProcess()
         return
+    keep_steady()
     with ExitStack() as stack:
         if scheduler is None and cluster is None:
             client = stack.enter_context(local(workers or os.cpu_count() or 1))

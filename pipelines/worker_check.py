@@ -9,8 +9,10 @@ import socket
 import sys
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
+from gristmill.pipelines.steady_clock import keep_steady
 from gristmill.stages.shards import filesystem, join, publish_bytes, read_bytes
 
 COMPARED = ("gristmill", "pyarrow", "numpy", "numba", "distributed", "fsspec", "resiliparse", "fastwarc", "tokenizers")
@@ -33,6 +35,7 @@ def look(question: str | None, answers: str, word: str) -> dict[str, Any]:
 
     question: a file that the driver wrote; answers: the folder to write to; word: what stands in the question.
     """
+    keep_steady()
     said: dict[str, Any] = {"host": socket.gethostname(), "here": here(), "storage": "", "answer": ""}
     if question is None:
         return said
@@ -64,6 +67,8 @@ def compare_workers(client: Any, scheduler: str, out: str | None, within_s: floa
             f"The scheduler at {scheduler} has no worker. Start at least one with "
             f"`dask worker {scheduler}`; none came within {within_s:.0f} s."
         ) from error
+    with suppress(Exception):  # a scheduler need not have this package
+        client.run_on_scheduler(keep_steady)
     said = _asked(client, None, out)
     problems = [problem for worker, one in said.items() if (problem := _problem(worker, one, out))]
     _forget(said, out)
