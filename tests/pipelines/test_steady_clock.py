@@ -32,7 +32,7 @@ class Comm:
 
 @pytest.fixture
 def steadied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distributed.batched.time", time.time)
+    monkeypatch.setattr("distributed.batched.time", lambda: time.time())  # noqa: PLW0108  the one that is set below
     monkeypatch.setattr(IOLoop, "time", IOLoop.time)  # both are given back afterwards
     keep_steady()
 
