@@ -12,13 +12,13 @@ import weakref
 from functools import cache
 from typing import Any, NamedTuple
 
-BAD_DATA, NO_ROOM = 1, 3  # enum libdeflate_result
+NO_ROOM = 3  # LIBDEFLATE_INSUFFICIENT_SPACE of enum libdeflate_result
 
 
 class Member(NamedTuple):
     """What became of a member."""
 
-    problem: int  # 0, BAD_DATA (also where the bytes end too early) or NO_ROOM
+    problem: int  # 0, NO_ROOM, or another number for bad data, also where the bytes end too early
     packed: int  # its bytes
     size: int  # when it is inflated
 

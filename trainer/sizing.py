@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gristmill.trainer.attention import LONGEST_BY_PRODUCTS
+from gristmill.trainer.attention import by_products
 from gristmill.trainer.config import ModelShape, TrainConfig, TrainError
 from gristmill.trainer.loss import PROJECT_ROWS, rows_at_once
 from gristmill.trainer.model import count_parameters, flops_per_token, parameter_shapes
@@ -150,7 +150,8 @@ def memory(shape: ModelShape, config: TrainConfig) -> Memory:
         gathered = (outside + 2 * block) * size + block * 4  # the next block comes while one is computed
     tokens = (config.micro_windows or config.batch_windows // config.data_ranks) * config.seq_len
     mask: float = config.seq_len * tokens if config.mask_documents and config.device == "cpu" else 0
-    if config.compile and config.device == "cpu" and size == 2 and config.seq_len <= LONGEST_BY_PRODUCTS:
+    dtype = torch.bfloat16 if config.dtype == "bf16" else torch.float32
+    if config.compile and by_products(dtype, config.seq_len, torch.device(config.device)):
         alive = shape.layers if config.recompute == "none" else 1
         mask += alive * tokens * config.seq_len * shape.heads / config.tensor * size  # `attention` stores its shares
     pieces = rows_at_once(tokens, shape.vocab_size) * size + 2 * PROJECT_ROWS * 4  # for each id of the vocabulary
